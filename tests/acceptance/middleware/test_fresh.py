@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.processes import await_port, free_port
+from tests.support.processes import ROOT
+from tests.support.served_site import serve, site_environment
 
-ROOT = Path(__file__).parents[3]
 EXEMPT = [
     "function",
     "coroutine",
@@ -29,27 +26,13 @@ EXEMPT = [
     "included",
     "lazy",
 ]
-COMMANDS = {
-    "wsgi": [
-        "gunicorn",
-        "tests.support.fresh_site:application",
-        "--threads=2",
-        "--log-level=warning",
-        "--bind",
-    ],
-    "asgi": [
-        "uvicorn",
-        "tests.support.fresh_site:asgi",
-        "--log-level=warning",
-        "--host=127.0.0.1",
-        "--port",
-    ],
-}
+URLS = "tests.acceptance.middleware.fresh_urls"
 REFUSED = [{"name": "all", "path": "/", "key": "ip", "rate": "0/s"}]
 
 FIRST = """
 import asyncio, os, sys
-from tests.support import fresh_site
+import django
+django.setup()
 from django.test import AsyncClient, Client
 
 async def asked(path):
@@ -67,30 +50,12 @@ for name in names:  # Each in a process in which nothing was asked for yet.
 """  # noqa: E501
 
 
-def environment(prefix: str, rules: list[dict[str, object]]) -> dict[str, str]:
-    given = {
-        **os.environ,
-        "RATELIMIT_TEST_PREFIX": prefix,
-        "RATELIMIT_TEST_RULES": json.dumps(rules),
-    }
-    given.pop("DJANGO_SETTINGS_MODULE", None)
-    return given
-
-
-@contextmanager
-def server(kind: str, prefix: str, rules: list[dict[str, object]]) -> Iterator[int]:
-    """Run a server with a process that has not handled a request yet, and yield its port."""
-    port = free_port()
-    where = f"127.0.0.1:{port}" if kind == "wsgi" else str(port)
-    process = subprocess.Popen(
-        [sys.executable, "-m", *COMMANDS[kind], where], cwd=ROOT, env=environment(prefix, rules)
+def run(prefix: str, rules: list[dict[str, object]], *arguments: str) -> Any:
+    """Run Python in a process of the site."""
+    environment = site_environment(URLS, RATELIMIT_CACHE_PREFIX=prefix, RATELIMIT_RULES=rules)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    try:
-        await_port(port)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def visit(port: int, path: str, headers: dict[str, str] | None = None) -> int:
@@ -107,24 +72,14 @@ def test_every_kind_of_exempt_view_is_exempt_on_its_first_request(kind: str, pre
     """Functions, classes, DRF's views, `as_view()`, and included and lazily imported URLs are each
     tested in a separate process.
     """
-    command = [sys.executable, "-c", FIRST, kind, *EXEMPT, "limited"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(prefix, REFUSED), capture_output=True, text=True
-    )
+    done = run(prefix, REFUSED, "-c", FIRST, kind, *EXEMPT, "limited")
     expected = [f"{name} [200, 200, 200]" for name in EXEMPT] + ["limited [429, 429, 429]"]
     assert done.stdout.splitlines() == expected, done.stderr
 
 
 def test_a_check_finds_wrong_dotted_paths_in_unimported_views(prefix: str) -> None:
     """`check --tag caches` in a new process finds a dotted path that cannot be imported."""
-    code = (
-        "from tests.support import fresh_site; from django.core.management import "
-        "execute_from_command_line as run; "
-    )
-    command = [sys.executable, "-c", code + "run(['manage.py', 'check', '--tag', 'caches'])"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(prefix, []), capture_output=True, text=True
-    )
+    done = run(prefix, [], "-m", "django", "check", "--tag", "caches")
     assert "(django_ratelimit_lua.E003) Key 'nowhere.key' cannot be imported" in done.stderr
     assert done.returncode == 1
 
@@ -139,7 +94,8 @@ def test_a_script_name_in_a_header_evades_no_rule(prefix: str) -> None:
         {"name": "route", "route": "c", "key": "ip", "rate": "5/h"},
         {"name": "paths", "path": "/", "key": ("ip", "path"), "rate": "6/h"},
     ]
-    with server("wsgi", prefix, rules) as port:
+    site = {"RATELIMIT_CACHE_PREFIX": prefix, "RATELIMIT_RULES": rules}
+    with serve("gunicorn", URLS, "--threads=2", **site) as (port, _):
         walks = [f"/z{number}" for number in range(7)]
         names = ("api", "b", "c", "d")
         found = [

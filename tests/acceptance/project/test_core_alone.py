@@ -39,7 +39,13 @@ def site() -> Any:
     environment = {
         name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
     }
-    command = [sys.executable, "-m", "tests.support.core_site", url(), f"core-alone-{os.getpid()}:"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.acceptance.project.core_site",
+        url(),
+        f"core-alone-{os.getpid()}:",
+    ]
     done = subprocess.run(
         command,
         cwd=Path(__file__).parents[3],

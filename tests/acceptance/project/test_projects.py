@@ -173,9 +173,11 @@ def test_a_script_that_migrates_logs_nothing(database: str, tmp_path: Path) -> N
 def test_pages_of_a_second_admin_site_link_within_it(tmp_path: Path) -> None:
     """Every model and page can be registered with another site, with those of optional apps."""
     project = Project(
-        tmp_path, EVERY_CONTRIB, urls="from tests.support.second_site import urlpatterns\n"
+        tmp_path,
+        EVERY_CONTRIB,
+        urls="from tests.acceptance.project.second_site import urlpatterns\n",
     )
     project.manage("migrate")
-    found = json.loads(project.execute("from tests.support.second_site import crawl\ncrawl()"))
+    found = json.loads(project.execute(f"{site} crawl\ncrawl()"))
     assert found["links to the first site"] == []
     assert len(found["pages"]) >= 40

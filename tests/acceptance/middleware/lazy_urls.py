@@ -1,4 +1,4 @@
-"""URLs that `fresh_urls` includes."""
+"""URLs that `fresh_urls` imports with the first request for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The URLs of `fresh_site`: nothing here is imported before a request asks for it."""
+"""Views that are exempt in different ways. They are imported by the first request of a process."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ urlpatterns = [
     path("drf-class/", Api.as_view()),
     path("drf-view-set/", Things.as_view({"get": "list"})),
     path("by-hand/", by_hand),
-    path("included/", include("tests.support.fresh_more")),
-    # Its module is only imported when a path is looked for in it.
-    URLResolver(RoutePattern("lazy/"), "tests.support.fresh_lazy"),
+    path("included/", include([path("", function)])),
+    # The module is imported when a request has this prefix.
+    URLResolver(RoutePattern("lazy/"), "tests.acceptance.middleware.lazy_urls"),
 ]

@@ -1,4 +1,4 @@
-"""A site with the core alone: `python -m tests.support.core_site URL PREFIX` prints its parts."""
+"""A site with the core alone. As a program, it prints its parts: arguments are a URL and a prefix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.conf import settings
 CONFIGURED: dict[str, Any] = {
     "SECRET_KEY": "tests",
     "ALLOWED_HOSTS": ["*"],
-    "ROOT_URLCONF": "tests.support.core_site",
+    "ROOT_URLCONF": "tests.acceptance.project.core_site",
     "USE_TZ": True,
     "INSTALLED_APPS": [
         "django.contrib.admin",
@@ -134,6 +134,6 @@ def main(location: str, prefix: str) -> None:
 
 
 if __name__ == "__main__":
-    from tests.support import core_site
+    from tests.acceptance.project import core_site
 
     core_site.main(*sys.argv[1:])
