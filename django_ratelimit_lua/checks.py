@@ -37,9 +37,9 @@ from .views.call_sites import place_problems
 from .views.inspection import (
     BEFORE_METHODS,
     Stack,
-    group_of,
+    default_group,
+    inspect_view,
     is_behind_login,
-    on_view,
     url_patterns,
 )
 
@@ -281,8 +281,8 @@ def check_views(**kwargs: object) -> Iterator[CheckMessage]:
     lumping: dict[str, None] = {}
     by_session: dict[str, None] = {}
     for view in _all_views():
-        name = f"@ratelimit on {group_of(view)}"
-        for stack in on_view(view).stacks:
+        name = f"@ratelimit on {default_group(view)}"
+        for stack in inspect_view(view).stacks:
             if any(rule.needs_session for rule in stack.rules):
                 by_session[name] = None
             if stack.method in (*BEFORE_METHODS, "get") and any(
@@ -343,7 +343,7 @@ def check_conditions(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that networks can be read, and that the waiting time of requests is known."""
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         yield from map(UNREAD_NETWORK.message, networks.read())
-        yield from _no_waiting_time([rule.given or {} for rule in _valid_rules()])
+        yield from _no_waiting_time([rule.spec for rule in _valid_rules()])
 
 
 def _no_waiting_time(specs: Iterable[Spec]) -> Iterator[CheckMessage]:

@@ -15,7 +15,7 @@ from .identity.keys import KeyLike
 from .rules.conditions import ALL, UNSAFE
 from .rules.template import RateLike
 from .views.call_sites import call_site
-from .views.inspection import group_of
+from .views.inspection import default_group
 from .web.plan import RequestPlanner
 
 __all__ = ["ALL", "UNSAFE", "Usage", "get_usage", "is_ratelimited"]
@@ -89,7 +89,9 @@ def get_usage(
     rule = call_site(group, key, rate, method, 1, {})
     operation: Literal["hit", "peek"] = "hit" if increment else "peek"
     asked = (group, fn, key, rate, method)
-    planner = RequestPlanner(request, [rule], group or group_of(fn), operation, call_site=asked)
+    planner = RequestPlanner(
+        request, [rule], group or default_group(fn), operation, call_site=asked
+    )
     decision = decide(planner)
     if not decision.limits:
         return None

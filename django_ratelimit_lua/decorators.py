@@ -22,7 +22,14 @@ from .rules.rule import Outcome, Rule
 from .rules.template import CostLike, RateLike
 from .views.call_sites import CallSite, call_site, known_call_sites
 from .views.fallback import NO_FALLBACK, afall_back, async_mismatch, fall_back
-from .views.inspection import TRIAL, Stack, group_of, register, stack_of, why_undecorated
+from .views.inspection import (
+    DECORATORS_MODULE,
+    Stack,
+    attach_stack,
+    decoration_problem,
+    default_group,
+    stack_of,
+)
 from .web.holding import hold_slots, watch_body
 from .web.plan import RequestPlanner
 from .web.responses import (
@@ -151,7 +158,7 @@ def _check_function(view: Callable[..., object]) -> None:
         raise LimitError(
             f"@ratelimit is for functions, and {view.__qualname__} is a class: use {remedy}"
         )
-    if problem := why_undecorated(view):
+    if problem := decoration_problem(view):
         raise LimitError(f"@ratelimit {problem}")
     if not inspect.isfunction(view):
         return
@@ -182,12 +189,16 @@ def _checked(
         checked, rules = below.view, (rule, *below.rules)
         if fallback is NO_FALLBACK:
             fallback = below.fallback
-    group = group_of(checked)
+    group = default_group(checked)
     template = rule.template
-    if template is not None and template.key is not None and not group.startswith(TRIAL):
+    if (
+        template is not None
+        and template.key is not None
+        and not group.startswith(DECORATORS_MODULE)
+    ):
         known_call_sites.add(rule.group or group, CallSite.of(rule, group))
         if durable:
-            known_call_sites.keep_statistics(rule.name_at(group))
+            known_call_sites.mark_durable(rule.name_at(group))
     if problem := async_mismatch(fallback, is_async=is_async(checked)):
         raise LimitError(f"fallback {problem}", "fallback")
     blocks = any(rule.block for rule in rules)
@@ -272,7 +283,7 @@ def _checked(
             running.remove(charges)
 
     wrapper: Callable[..., object] = achecker if is_async(checked) else checker
-    return register(Stack(wrapper, checked, rules, group, fallback))
+    return attach_stack(Stack(wrapper, checked, rules, group, fallback))
 
 
 def in_thread(fallback: object) -> Any:

@@ -44,7 +44,7 @@ from .rules.ruleset import Ruleset
 from .rules.template import LimitTemplate, as_rates
 from .views.call_sites import LIMITER, CallSite, known_call_sites
 from .views.fallback import NO_FALLBACK, afall_back, async_mismatch, fall_back
-from .views.inspection import why_undecorated
+from .views.inspection import decoration_problem
 from .web.plan import Party, Planner
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -107,7 +107,7 @@ class RateLimiter:
         if not self.limits or len(set(rates)) < len(rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
         if durable:
-            known_call_sites.keep_statistics(name)
+            known_call_sites.mark_durable(name)
         caller = sys._getframe(1)
         place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
         known_call_sites.add(name, CallSite(LIMITER, place, rates, limits=self.limits))
@@ -459,7 +459,7 @@ class RateLimiter:
         name = getattr(called, "__qualname__", type(called).__qualname__)
         if isinstance(function, type):
             raise LimitError(f"RateLimiter {self.name!r}: {name} is not a function")
-        if problem := why_undecorated(function):
+        if problem := decoration_problem(function):
             raise LimitError(f"RateLimiter {self.name!r} {problem}")
         if inspect.isasyncgenfunction(called):
             remedy = "await ahit() or aacquire() inside it"
@@ -598,7 +598,7 @@ class Slot:
         what = self._what or name
         if isinstance(function, type):
             raise self._returns_early(name)
-        if problem := why_undecorated(function):
+        if problem := decoration_problem(function):
             raise LimitError(f"RateLimiter {self._limiter.name!r} {problem}")
         for inner in (inspect.unwrap(called), type(called).__call__):
             if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):

@@ -93,7 +93,7 @@ def main() -> None:
             )
             weeks_ago = timezone.now() - timedelta(weeks=sample.WEEKS)
             RateLimitChange.objects.update(at=weeks_ago)
-            provider.reload()
+            provider.reload_ruleset()
             threading.Thread(target=sample.fill, args=(time.time(),), daemon=True).start()
 
         import uvicorn

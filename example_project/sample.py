@@ -18,7 +18,7 @@ from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.identity import Identity, digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.rules.provider import in_force
+from django_ratelimit_lua.rules.provider import loaded_ruleset
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 WEEKS = 2
@@ -142,7 +142,7 @@ def _tables(
     limit, name = place.limit, place.name
     window = began * 1_000_000 // limit.rate.period_us
     is_shadow, most = limit.mode == "shadow", limit.rate.limit
-    ruleset = in_force()
+    ruleset = loaded_ruleset()
     rule = None if ruleset is None else ruleset.by_name.get(name)
     tables = Tables(float(began))
     for who, times in visitors.items():

@@ -30,7 +30,7 @@ from django_ratelimit_lua.engine.local import local_counts
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.extension import is_installed
 from django_ratelimit_lua.process.tasks import Task, stop
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.views.call_sites import known_call_sites
 from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.annexes import annexes_of, path_of
@@ -233,7 +233,7 @@ def prefix(settings: Any) -> Iterator[str]:
     """
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
     translation.deactivate()  # A request of the test before may have activated another language.
-    start_fresh()
+    reset_rules()
     yield settings.RATELIMIT_CACHE_PREFIX
     stop(STOP_SECONDS)
     left = held_slots.all()

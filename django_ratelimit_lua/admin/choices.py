@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from ..conf import conf
 from ..identity.keys import BUILT_IN, registered_keys
 from ..limits.algorithms import ALGORITHMS, find
-from ..rules.options import NAMES, options
-from ..views.call_sites import known_call_sites, look_for_call_sites
+from ..rules.options import NAMES, option_table
+from ..views.call_sites import discover_call_sites, known_call_sites
 from .fields import OTHER, is_set
 
 GROUP = "group:"
@@ -48,7 +48,7 @@ def audience_choices(groups: list[str], stored: list[str]) -> list[tuple[str, st
 
 def code_names() -> list[str]:
     """Return the names of limits in the code."""
-    look_for_call_sites()
+    discover_call_sites()
     return known_call_sites.names()[:MAX_NAMES]
 
 
@@ -58,7 +58,7 @@ def conditions() -> dict[str, dict[str, Any]]:
     An option that always has an effect has no entry. Of two options that need each other, the first
     is always shown.
     """
-    table = options()
+    table = option_table()
     found = {}
     for number, (name, option) in enumerate(table.items()):
         algorithms = [each.name for each in ALGORITHMS.values() if name in each.options]

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 
 from ..limits.options import OPTIONS, Option
 from ..limits.values import Choice, Lines, Number, Whole, flag
-from ..rules.options import tier_list
+from ..rules.options import check_tier_list
 
 OTHER = "other"
 """The choice of another key in a list of keys."""
@@ -29,7 +29,7 @@ def option_field(option: Option) -> forms.Field:
         "required": False,
     }
     check = option.check
-    if check is tier_list:
+    if check is check_tier_list:
         return TiersField(**words)
     if check is flag:
         # A text, edited by hand, is not true.

@@ -19,7 +19,7 @@ from ..models.rule import METHODS
 from ..operations.confirmations import confirmations
 from ..rules import RuleError
 from ..rules.describe import value_words
-from ..rules.options import COLUMNS, options
+from ..rules.options import COLUMNS, option_table
 from ..views.call_sites import route_names
 from .choices import audience_choices, group_names, hidden_options, key_choices
 from .fields import KeyWidget, NamesField, TextField, is_set, option_field, split
@@ -67,7 +67,7 @@ def form_values(rule: RateLimitRule) -> Values:
     """Return the values of the form's fields for a rule."""
     values: Values = {name: getattr(rule, name) for name in COLUMNS}
     values["path"] = "\n".join(filter(None, [rule.path, values.pop("route")]))
-    return {**dict.fromkeys(options()), **own_options(rule), **values}
+    return {**dict.fromkeys(option_table()), **own_options(rule), **values}
 
 
 def own_options(rule: RateLimitRule) -> Mapping[str, Any]:
@@ -79,7 +79,7 @@ def own_options(rule: RateLimitRule) -> Mapping[str, Any]:
 
 def absent_options(rule: RateLimitRule) -> dict[str, Any]:
     """Return the options of a rule that are those of optional apps that are not installed."""
-    absent = FIELDS_OF_ANNEXES.keys() - options().keys()
+    absent = FIELDS_OF_ANNEXES.keys() - option_table().keys()
     return {name: value for name, value in own_options(rule).items() if name in absent}
 
 
@@ -121,12 +121,12 @@ class RuleForm(AskingForm):
         values = form_values(row)
         super().__init__(*args, initial={**values, **(initial or {})}, **kwargs)
         self.is_editable = "path" in self.fields  # Otherwise the rule may only be viewed.
-        self.fields.update({name: option_field(option) for name, option in options().items()})
+        self.fields.update({name: option_field(option) for name, option in option_table().items()})
         if self.is_editable:
             self._set_choices(values)
             return
         self.instance.path = values["path"]
-        for name in options():  # Django's page reads an attribute.
+        for name in option_table():  # Django's page reads an attribute.
             setattr(self.instance, name, value_words(name, values[name]))
 
     @property
@@ -183,7 +183,7 @@ class RuleForm(AskingForm):
         """Set the options of the rule. Unknown ones, from edits by hand, are removed."""
         given = super().clean()
         if self.is_editable:
-            values = {name: given[name] for name in options() if is_set(given.get(name))}
+            values = {name: given[name] for name in option_table() if is_set(given.get(name))}
             self.instance.options = absent_options(self.instance) | values
         return given
 

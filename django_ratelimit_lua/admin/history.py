@@ -22,8 +22,8 @@ from ..models.audit import AUDITED, Spec
 from ..operations.formatting import moment_element, moment_words
 from ..operations.history_names import MAX_NAMED
 from ..rules import RuleError
-from ..rules.describe import difference, rate_words
-from ..views.call_sites import sentence
+from ..rules.describe import describe_difference, rate_words
+from ..views.call_sites import describe_rule
 from .identities import WHO, client_words, identity_words, may_see_names, numbered_override
 from .pages import Context, ReadOnlyAdmin, may
 
@@ -89,7 +89,7 @@ def difference_of(kind: str, before: Spec, after: Spec, hidden: Collection[str] 
         hidden: Fields to leave out, in addition to digests.
     """
     if kind == RateLimitChange.Kind.RULE:
-        return difference(before, after)
+        return describe_difference(before, after)
     model = AUDITED.get(kind)
     fields = () if model is None else model._meta.concrete_fields  # An optional app may be gone.
     columns = {column.name: column for column in fields}
@@ -229,7 +229,7 @@ class ChangeAdmin(ReadOnlyAdmin):
         declared = change.before or change.after
         is_whole = None in (change.before, change.after)
         if is_whole and declared and change.kind == RateLimitChange.Kind.RULE:
-            return sentence(declared)
+            return describe_rule(declared)
         lines = changed_words(change, may_see_who=change.may_see_who)  # type: ignore[attr-defined]
         return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines))
 

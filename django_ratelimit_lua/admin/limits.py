@@ -27,7 +27,7 @@ from ..operations.admin_urls import admin_url, page_query
 from ..operations.call_sites import LimitInCode, limits_named, place_words, taken_over
 from ..rules import RuleError
 from ..rules.rule import is_unwritable
-from ..views.call_sites import CallSite, call_sites_of, limits_of
+from ..views.call_sites import CallSite, constant_limits, replaced_call_sites
 from .forms import form_values
 from .identities import may_see_overrides, override_words
 from .pages import Context, extension_sections, page_response
@@ -94,14 +94,14 @@ def shared_states(name: str, row: RateLimitRule | None) -> tuple[str, Sequence[L
 
 def _limits_by_key(name: str, row: RateLimitRule | None) -> tuple[str, list[Limit]]:
     """Return the key of a limit, and its limits at constant rates."""
-    sites = call_sites_of(name)
+    sites = replaced_call_sites(name)
     key = next((site.key for site in sites), "")
     if row is None:
         return key, [limit for site in sites if site.key == key for limit in site.limits]
     rule = row.compiled()
     if rule.key is not None:
         key = rule.key.name
-    return key, [limit for limit in limits_of(rule) if not limit.variant]
+    return key, [limit for limit in constant_limits(rule) if not limit.variant]
 
 
 def _of_code(query: Mapping[str, str]) -> Values:
@@ -112,7 +112,7 @@ def _of_code(query: Mapping[str, str]) -> Values:
     """
     beside = query.get("beside", "")
     name = query.get("instead") or beside
-    sites = call_sites_of(name)
+    sites = replaced_call_sites(name)
     if not sites:
         return {"name": name} if name else {}
     numbered = {str(number): site for number, site in enumerate(sites)}

@@ -31,7 +31,7 @@ from ..operations.effects import override_effects
 from ..operations.formatting import moment_element
 from ..operations.subjects import add
 from ..rules.describe import rate_words
-from ..rules.provider import in_force
+from ..rules.provider import loaded_ruleset
 from .base import ActingAdmin, View
 from .links import known_clients
 from .override_form import OverrideForm
@@ -226,7 +226,7 @@ class OverrideAdmin(ActingAdmin):
         """Return whether the numbers of an override do not fit its rule in force."""
         if override.effect != override.Effects.LIMIT:
             return False
-        ruleset = in_force()
+        ruleset = loaded_ruleset()
         if ruleset is None:
             return False
         return bool(override.limit_problems(ruleset.by_name.get(override.rule)))

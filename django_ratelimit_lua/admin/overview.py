@@ -107,7 +107,7 @@ def _unpublished(request: HttpRequest, *, is_available: bool) -> Iterator[Proble
         yield Problem(words, hint, url, _("View changes"))
     elif is_available:
         saved = RateLimitRevision.read(rules_database()).revision
-        live = provider.load_published().revision.number
+        live = provider.refresh_ruleset().revision.number
         if saved > live:
             words = _("Revision %(saved)s is saved, but revision %(live)s is in force.")
             numbers = {"saved": saved, "live": live}

@@ -12,7 +12,7 @@ from ..operations.call_sites import LimitInCode, limits_named
 from ..operations.plot import draw, words
 from ..operations.simulate import simulate
 from ..rules import compile
-from ..rules.options import options
+from ..rules.options import option_table
 from ..rules.template import LimitTemplate
 from ..views.call_sites import known_call_sites, place_problems
 from .forms import RuleForm
@@ -69,11 +69,11 @@ def preview(request: HttpRequest, row: RateLimitRule) -> Context:
 
 def _template(row: RateLimitRule) -> LimitTemplate:
     """Return the limits of a rule, without options that a plot ignores."""
-    used = {"rate", *options()} - IGNORED
+    used = {"rate", *option_table()} - IGNORED
     spec = {name: value for name, value in row.spec.items() if name in used}
     template = compile({**spec, "name": "preview", "key": "ip"}, plain=True).template
     assert template is not None
-    sites = known_call_sites.of(row.name)
+    sites = known_call_sites.get(row.name)
     if sites and replaced_limits(row):
         template = template.in_place_of(sites[0].limits)
     return template

@@ -19,19 +19,19 @@ from ..exceptions import StoreError
 from ..models import RateLimitHost
 from ..models.audit import one_change
 from ..models.rule import rules_database
-from ..rules.provider import current, load
+from ..rules.provider import get_ruleset, load_ruleset
 from ..rules.ruleset import Ruleset
-from ..views.call_sites import known_call_sites, limits_of
+from ..views.call_sites import constant_limits, known_call_sites
 from .pages import Page, may, may_see_rules, page_response
 
 
 def has_split_limits() -> bool:
     """Return whether a limit is split: at a call site, or of a rule in force."""
-    sites = (site for name in known_call_sites.names() for site in known_call_sites.of(name))
+    sites = (site for name in known_call_sites.names() for site in known_call_sites.get(name))
     if any(limit.split for site in sites for limit in site.limits):
         return True
     try:
-        return _splits(current() or load())
+        return _splits(get_ruleset() or load_ruleset())
     except (ImproperlyConfigured, StoreError):  # Other pages report it.
         return False
 
@@ -39,7 +39,7 @@ def has_split_limits() -> bool:
 @lru_cache(maxsize=1)  # Each page of the admin asks.
 def _splits(ruleset: Ruleset) -> bool:
     rules = [rule for rule in ruleset.rules if rule.mode != "off"]
-    return any(limit.split for rule in rules for limit in limits_of(rule))
+    return any(limit.split for rule in rules for limit in constant_limits(rule))
 
 
 class WeightsForm(forms.Form):

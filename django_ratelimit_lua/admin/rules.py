@@ -31,10 +31,10 @@ from ..operations.formatting import breakable
 from ..publishing import publish
 from ..publishing.publisher import OwnerError
 from ..rules import RuleError
-from ..rules.options import options
-from ..rules.provider import load_published
+from ..rules.options import option_table
+from ..rules.provider import refresh_ruleset
 from ..rules.status import problems
-from ..views.call_sites import sentence
+from ..views.call_sites import describe_rule
 from .base import ActingAdmin, View
 from .choices import code_names, conditions, default_algorithm
 from .forms import RuleForm, absent_options, confirmation_of
@@ -55,7 +55,7 @@ MODES = {
 
 def sections() -> list[tuple[Any, dict[str, Any]]]:
     """Return the sections of the form. Options are in the last one, but for tiers and places."""
-    table = options()
+    table = option_table()
     places = [name for name, option in table.items() if option.is_place]
     advanced = [name for name in table if name not in ("tiers", *places)]
     return [
@@ -158,7 +158,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
     @admin.display(description=gettext_lazy("summary"))
     def sentence(self, rule: RateLimitRule) -> SafeString:
         """Return the rule in one sentence."""
-        return breakable(rule.reading())
+        return breakable(rule.describe())
 
     @admin.display(description=gettext_lazy("actions"))
     def edit(self, rule: RateLimitRule) -> SafeString:
@@ -177,7 +177,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
 
     def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
         names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
-        kwargs["fields"] = [name for name in names if name not in options()]
+        kwargs["fields"] = [name for name in names if name not in option_table()]
         return super().get_form(request, obj, *args, **kwargs)
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
@@ -185,7 +185,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the search fields, including the places that optional apps add."""
-        places = [f"options__{name}" for name, option in options().items() if option.is_place]
+        places = [f"options__{name}" for name, option in option_table().items() if option.is_place]
         return (*self.search_fields, *places)
 
     def get_list_display(self, request: HttpRequest) -> Any:
@@ -221,7 +221,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
         if texts and request.POST.get(CONFIRM) != confirmed:
             return self.ask(request, texts, confirmed)
         for rule in rules:
-            rule.switch(mode)
+            rule.set_mode(mode)
             self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
         text = _("%(mode)s: applies to the next request.")
         if not rules:
@@ -249,8 +249,8 @@ class RuleAdmin(LimitPages, ActingAdmin):
     ) -> HttpResponse:
         try:
             publish()
-            load_published()
-            for problem in problems.found()[:MAX_PROBLEMS]:
+            refresh_ruleset()
+            for problem in problems.collect()[:MAX_PROBLEMS]:
                 messages.warning(request, _("Not applied: %s") % problem)
         except OwnerError as error:
             messages.warning(request, str(error))
@@ -306,7 +306,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
                 (
                     change,
                     changed_words(change),
-                    sentence(change.after or {}),
+                    describe_rule(change.after or {}),
                     may_undo(request) and undo_label(change, rule),
                 )
                 for change in changes
@@ -332,9 +332,9 @@ class RuleAdmin(LimitPages, ActingAdmin):
                 raise Conflict(now)
             rule = undone(change)
             texts = [text for _field, text in confirmations(rule, mode)]
-            confirmed = confirmation_of([rule.reading(), *texts])
+            confirmed = confirmation_of([rule.describe(), *texts])
             if texts and request.POST.get(CONFIRM) != confirmed:
-                return self.ask(request, [f"{rule}: {rule.reading()}", *texts], confirmed)
+                return self.ask(request, [f"{rule}: {rule.describe()}", *texts], confirmed)
             rule.save(expected=now and now.revision)
         except (Conflict, RuleError) as error:
             text = _("The rule was changed since this page was opened. Look at it, and undo again.")
@@ -345,5 +345,5 @@ class RuleAdmin(LimitPages, ActingAdmin):
         message = _("Undone: revision %(revision)d and later.") % {"revision": change.revision}
         self.log_change(request, rule, message)
         text = _("“%(rule)s” is as it was before the change: %(reading)s.")
-        messages.success(request, text % {"rule": rule, "reading": rule.reading()})
+        messages.success(request, text % {"rule": rule, "reading": rule.describe()})
         return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_change", rule.pk))

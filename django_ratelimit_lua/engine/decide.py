@@ -25,7 +25,7 @@ from ..limits.decision import Decision
 from ..limits.rate import duration, time_us
 from ..process import Clock
 from ..rules import provider
-from ..rules.provider import current, load
+from ..rules.provider import get_ruleset, load_ruleset
 from ..rules.ruleset import Ruleset
 from ..rules.status import freshness
 from ..store import Deadline, flusher, get_store
@@ -122,7 +122,7 @@ def deciding(planner: Planner, deadline: Deadline) -> Waiting[Decision]:
     stale: StaleRules | None = None
     try:
         for attempt in range(FENCED_ATTEMPTS + 1):
-            known = current() if stale is None else None
+            known = get_ruleset() if stale is None else None
             ruleset = known or (yield _loading(stale, deadline))
             # Waiting for a thread does not count as waiting for the store.
             if known is None and provider.is_answered:
@@ -160,7 +160,10 @@ def deciding(planner: Planner, deadline: Deadline) -> Waiting[Decision]:
 
 def _loading(stale: StaleRules | None = None, deadline: Deadline | None = None) -> Wait:
     """Load the rules: for the first time, or because others were stale."""
-    return Wait(partial(load, stale, deadline), partial(sync_to_async(load), stale, deadline))
+    return Wait(
+        partial(load_ruleset, stale, deadline),
+        partial(sync_to_async(load_ruleset), stale, deadline),
+    )
 
 
 def _report(planner: Planner, call: Call, decision: Decision, seconds: float) -> None:
@@ -286,7 +289,7 @@ def _comparing(call: Call, deadline: Deadline) -> Waiting[None]:
     Raises `StaleRules` if not. If Redis is unavailable and the call has charges, the known rules
     are used.
     """
-    if call.revision is None or not (freshness.is_due(call) or listener.has_news()):
+    if call.revision is None or not (freshness.claim_comparison(call) or listener.has_news()):
         return
     comparison = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
     share = deadline.share(RULES_SHARE if call.charges else 1)
@@ -345,7 +348,7 @@ def rules_in_use() -> Waiting[Ruleset | None]:
 
     Nothing is loaded if limits are not enabled; the result may be None then.
     """
-    ruleset = current()
+    ruleset = get_ruleset()
     if conf.ENABLE:
         if not listener.task.is_running:
             listener.start()

@@ -173,7 +173,7 @@ class Heartbeat:
             self._version = bytes(reply[0])
         except (TypeError, ValueError, IndexError) as error:
             raise StoreError(f"unexpected reply to a heartbeat: {reply!r:.80}") from error
-        ruleset = provider.in_force()
+        ruleset = provider.loaded_ruleset()
         found = hosts(self._processes, {} if ruleset is None else ruleset.weights)
         self.count = max(1, len(self._processes))
         for place, host in enumerate(found):

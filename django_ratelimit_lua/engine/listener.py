@@ -205,7 +205,7 @@ class Listener:
     def _handle(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
         reset: set[bytes] = set()
         of_annexes: dict[bytes, set[bytes]] = {}
-        ruleset = provider.in_force()
+        ruleset = provider.loaded_ruleset()
         current = RULES + b" " + (b"" if ruleset is None else ruleset.published.text)
         for message in messages:
             kind, *words = message.split(b" ")
@@ -216,7 +216,7 @@ class Listener:
             elif message != current:  # Other rules; or what only another version understands.
                 # Before the check, which may take a while if this thread waits for others.
                 if not self._is_outdated:
-                    provider.doubt()
+                    provider.mark_stale()
                 self._is_outdated = True
                 self._check_at = min(self._check_at, self._checked_at + MIN_LENGTH)
                 if kind != RULES:

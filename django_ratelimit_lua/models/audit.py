@@ -18,7 +18,7 @@ from django.db.models.signals import post_delete, post_save, pre_delete, pre_sav
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..rules.snapshot import section_of
+from ..rules.snapshot import section_number
 from ..signals import rules_changed
 from .change import KINDS, RateLimitChange, RateLimitRevision
 
@@ -253,7 +253,7 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
     if not lines:
         return
     overrides = [line for line in lines if line.kind == RateLimitChange.Kind.OVERRIDE]
-    sections = {section_of(line.object_id) for line in overrides if line.object_id is not None}
+    sections = {section_number(line.object_id) for line in overrides if line.object_id is not None}
     has_rules = len(overrides) < len(lines)
     raised = RateLimitRevision.increment(using, rules=has_rules, sections=sections)
     if len(lines) > MAX_RECORDED:

@@ -68,9 +68,9 @@ class RateLimitRevision(models.Model):
     It is raised in the transaction of the change. The number alone does not identify the state: a
     database that was restored from a backup, or whose replica has taken over without the last edit,
     reaches the same number again with other rules. So each change replaces the random tag of what
-    it changes: `rules`, `overrides`, or both, and those of the `sections` with a changed override
-    (see `rules.snapshot.section_of`), which are one text. `database` is set once, and identifies
-    the database of published rules.
+    it changes: `rules`, `overrides`, or both, and those of the `sections` with a changed override,
+    which are one text (see `rules.snapshot.section_number`). `database` is set once, and
+    identifies the database of published rules.
     """
 
     ROW = 1

@@ -33,7 +33,7 @@ from ..rules.overrides import (
 )
 from ..rules.rule import Rule
 from ..rules.ruleset import settings_rules
-from ..views.call_sites import known_call_sites, look_for_call_sites
+from ..views.call_sites import discover_call_sites, known_call_sites
 from .audit import AuditedModel, AuditedQuerySet, Spec
 from .change import RateLimitChange
 from .rule import RateLimitRule
@@ -252,8 +252,8 @@ class RateLimitOverride(AuditedModel):
             raise ValueError(str(ONE_SUBJECT))
         if self.effect == self.Effects.LIMIT and not self.rule:
             raise ValueError(str(NEEDS_RULE))
-        self.starts = within(self.starts)
-        self.ends = within(self.ends)
+        self.starts = clamp_moment(self.starts)
+        self.ends = clamp_moment(self.ends)
         if self.network:
             self.network = network_words(parse_network(self.network))
         kind, *digests = self.about()
@@ -296,7 +296,7 @@ class RateLimitOverride(AuditedModel):
 
     def override(self) -> Override:
         """Return the override in the form that `rules` uses."""
-        return Override.read(entry(vars(self)), self.kind, self.subject.encode())
+        return Override.parse(published_entry(vars(self)), self.kind, self.subject.encode())
 
     @property
     def spec(self) -> Spec:
@@ -338,7 +338,7 @@ class RateLimitOverride(AuditedModel):
         problems = self._own_problems()
         for field in ("starts", "ends"):
             moment = getattr(self, field)
-            if moment != within(moment):
+            if moment != clamp_moment(moment):
                 text = _("Enter a year from %(first)d to %(last)d, or leave it empty.")
                 problems[field] = text % {"first": FIRST_YEAR, "last": LAST_YEAR}
         problems |= self._rule_problems()
@@ -402,7 +402,7 @@ class RateLimitOverride(AuditedModel):
         """
         if not self.rule or RateLimitOverride.objects.filter(pk=self.pk, rule=self.rule).exists():
             return {}
-        look_for_call_sites()
+        discover_call_sites()
         names = {*RateLimitRule.objects.values_list("name", flat=True)}
         names.update(rule.name for rule in settings_rules())
         if self.rule in names or self.rule in known_call_sites:
@@ -447,7 +447,7 @@ class RateLimitOverride(AuditedModel):
     def _limits_of(self, rule: Rule | None) -> list[Sequence[Limit]]:
         """Return the constant limits of a rule; without one, each of those in the code."""
         if rule is None:
-            sites = known_call_sites.of(self.rule)
+            sites = known_call_sites.get(self.rule)
             return [[limit] for site in sites for limit in site.limits] or [()]
         if rule.template is None:
             return [()]
@@ -458,8 +458,8 @@ PUBLISHED = ("id", "rule", "effect", "starts", "ends", "rate", "burst", "forbids
 """The fields of an override that its entry in the snapshot contains."""
 
 
-def entry(row: Mapping[str, Any]) -> Entry:
-    """Return an override as it is published, see `Override.read`, from the fields `PUBLISHED`."""
+def published_entry(row: Mapping[str, Any]) -> Entry:
+    """Return an override as it is published, see `Override.parse`, from the fields `PUBLISHED`."""
     options: dict[str, object] = {}
     if row["effect"] == RateLimitOverride.Effects.LIMIT:
         options = {name: row[name] for name in ("rate", "burst")}
@@ -478,7 +478,7 @@ def user_identity(user_id: object) -> Identity:
     return (USER, str(user_id))
 
 
-def within(moment: T) -> T:
+def clamp_moment(moment: T) -> T:
     """Return a moment that every time zone can represent: with a year in the bounds."""
     if isinstance(moment, datetime.datetime):
         return moment.replace(year=min(max(moment.year, FIRST_YEAR), LAST_YEAR))

@@ -21,7 +21,7 @@ from ..rules.options import COLUMNS, MAX_LENGTHS, NAMES, field_names, has_value
 from ..rules.ruleset import settings_rules
 from ..rules.snapshot import WHERE
 from ..rules.template import as_list
-from ..views.call_sites import known_call_sites, look_for_call_sites, sentence
+from ..views.call_sites import describe_rule, discover_call_sites, known_call_sites
 from .audit import AuditedModel, AuditedQuerySet, Spec
 from .change import RateLimitChange
 
@@ -219,9 +219,9 @@ class RateLimitRule(AuditedModel):
         """Return the compiled rule. Raises `RuleError`."""
         return rules.compile(self.spec, plain=True, where=WHERE, pk=self.pk or 0)
 
-    def reading(self) -> str:
+    def describe(self) -> str:
         """Return the rule in one sentence."""
-        return sentence(self.spec)
+        return describe_rule(self.spec)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Check the rule and save the row. Raises `RuleError`; see also `AuditedModel.save`."""
@@ -238,7 +238,7 @@ class RateLimitRule(AuditedModel):
         exemption = {"name": "?", "path": "/", "exempt": True}  # The simplest valid rule.
         rules.compile({**exemption, **values}, plain=True, where=WHERE)
 
-    def switch(self, mode: str) -> None:
+    def set_mode(self, mode: str) -> None:
         """Save only the mode: the other fields may be invalid if the row was edited by hand."""
         self.mode = mode
         self.save(update_fields=["mode"])
@@ -286,7 +286,7 @@ class RateLimitHost(AuditedModel):
 
 def _is_in_code(name: str) -> bool:
     """Return whether a call site or a rule of the settings has a name."""
-    look_for_call_sites()
+    discover_call_sites()
     return known_call_sites.knows(name) or name in [rule.name for rule in settings_rules()]
 
 

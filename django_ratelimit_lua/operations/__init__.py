@@ -8,7 +8,7 @@ line.
 from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised
 from ..process.tasks import finish
-from ..rules.describe import reading
+from ..rules.describe import describe_spec
 from .bans import ActiveBan, active_bans, lift_bans
 from .explain import Explanation, explain
 from .health import Health, ahealth, health
@@ -27,6 +27,7 @@ __all__ = [
     "ahealth",
     "call_sites",
     "client_address",
+    "describe_spec",
     "explain",
     "finish",
     "formatting",
@@ -35,5 +36,4 @@ __all__ = [
     "normalised",
     "open_reference",
     "plot",
-    "reading",
 ]

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from ..limits.limit import TIER, Limit
 from ..models import RateLimitOverride, RateLimitRule
 from ..rules.describe import rate_words
-from ..views.call_sites import limits_of
+from ..views.call_sites import constant_limits
 from .formatting import number_words
 
 MAX_OVERRIDES = 50
@@ -38,7 +38,7 @@ def allowances(
         RuleError: The rule is invalid.
     """
     limits: dict[str, list[Limit]] = defaultdict(list)
-    for limit in limits_of(row.compiled()):
+    for limit in constant_limits(row.compiled()):
         limits[limit.variant.removeprefix(f"{TIER}:")].append(limit)
     if not limits:
         return []

@@ -19,10 +19,10 @@ from ..rules.ruleset import settings_rules
 from ..views.call_sites import (
     SETTINGS,
     CallSite,
+    describe_rule,
+    discover_call_sites,
     known_call_sites,
-    look_for_call_sites,
     rate_text,
-    sentence,
 )
 
 
@@ -73,7 +73,7 @@ def _line(module: Any, path: list[str]) -> int:
 
 def rule_words(rule: RateLimitRule) -> str:
     """Return a rule in one sentence, with its key."""
-    return rule.reading()
+    return rule.describe()
 
 
 class LimitInCode(NamedTuple):
@@ -102,11 +102,11 @@ def limits_in_code() -> list[LimitInCode]:
 
 def limits_named(name: str) -> list[LimitInCode]:
     """Return the limits with this name: that of the settings, or else those in the code."""
-    look_for_call_sites()
+    discover_call_sites()
     rules = [rule for rule in settings_rules() if rule.name == name]
     if rules:
-        return [LimitInCode(name, sentence(rule.given or {}), is_rule=True) for rule in rules]
-    sites = known_call_sites.of(name)
+        return [LimitInCode(name, describe_rule(rule.spec), is_rule=True) for rule in rules]
+    sites = known_call_sites.get(name)
     if not sites and known_call_sites.knows(name):
         return [LimitInCode(name, _("only the name is known"))]
     return [
@@ -117,7 +117,7 @@ def limits_named(name: str) -> list[LimitInCode]:
 
 def _site_words(site: CallSite) -> str:
     rates = rate_words([rate_text(rate) for rate in site.rates])
-    return _("%(rate)s per %(client)s") % {"rate": rates, "client": site.client_words()}
+    return _("%(rate)s per %(client)s") % {"rate": rates, "client": site.describe_client()}
 
 
 def _place(name: str, site: CallSite) -> str:
@@ -128,7 +128,7 @@ def _place(name: str, site: CallSite) -> str:
 
 def names_in_code() -> list[str]:
     """Return the sorted names under which the imported code and the settings have limits."""
-    look_for_call_sites()
+    discover_call_sites()
     names = {rule.name for rule in settings_rules() if rule.template is not None}
     return sorted(names.union(known_call_sites.names()))
 
@@ -146,7 +146,7 @@ def taken_over(name: str) -> RateLimitRule:
     """
     for rule in settings_rules():
         if rule.name == name:
-            spec = {word: _as_json(value) for word, value in (rule.given or {}).items()}
+            spec = {word: _as_json(value) for word, value in rule.spec.items()}
             rates = rule.template and rule.template.rates
             if rates and all(isinstance(rate, Rate) for rate in rates):
                 spec["rate"] = [*map(str, rates)]

@@ -16,7 +16,7 @@ from ..identity.keys import split_prefix
 from ..identity.names import NOTHING, Part, original, supplied_identity
 from ..limits.call import Charge
 from ..models import RateLimitOverride
-from ..rules.overrides import EVERY_RULE, Override, strongest
+from ..rules.overrides import EVERY_RULE, Override, find_strongest
 from ..rules.ruleset import Ruleset
 from ..views.call_sites import LIMITER, known_call_sites
 from ..web.plan import Party, Planner
@@ -84,7 +84,7 @@ def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> E
     planner = _ClientPlanner(listed[:MAX_LISTED], overrides)
     found = Explanation(decide(planner))
     found.met = explained_limits(planner, lambda charge: _known(charge).reading)
-    block = strongest(overrides, EVERY_RULE, now_us())
+    block = find_strongest(overrides, EVERY_RULE, now_us())
     if block is not None and block.effect == "block":
         found.block = override_row(block)
     bans = active_bans(MAX_LISTED, digests)
@@ -271,7 +271,7 @@ class _ClientPlanner(Planner):
         super().__init__("peek")
         listed: dict[tuple[bytes, bytes], DecidedCharge] = {}
         for planned in charges:
-            override = strongest(overrides, planned.name, now_us())
+            override = find_strongest(overrides, planned.name, now_us())
             charge = planned.charge
             if override is not None:
                 charge = charge._replace(limit=override.limit(charge.limit))
@@ -291,7 +291,7 @@ class _ClientPlanner(Planner):
 
 
 def _is_limiter(name: str) -> bool:
-    return any(site.kind == LIMITER for site in known_call_sites.of(name))
+    return any(site.kind == LIMITER for site in known_call_sites.get(name))
 
 
 def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]:

@@ -26,13 +26,13 @@ from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..models import RateLimitChange, RateLimitOverride
-from ..rules.describe import rate_words, reading
-from ..rules.overrides import EVERY_RULE, Override, strongest
-from ..rules.provider import reload
+from ..rules.describe import describe_spec, rate_words
+from ..rules.overrides import EVERY_RULE, Override, find_strongest
+from ..rules.provider import reload_ruleset
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..views.exempt import is_exempt
-from ..views.inspection import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
+from ..views.inspection import BEFORE_METHODS, Stack, ViewLimits, inspect_view, is_behind_login
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
 from ..web.usage import is_logged_in, prepared_view
@@ -112,7 +112,7 @@ def explain(request: HttpRequest) -> Explanation:
     are used.
     """
     if conf.ENABLE:
-        reload()
+        reload_ruleset()
     state = request_state(request)
     counted = state.counted
     state.counted = {}
@@ -166,7 +166,7 @@ class _Explainer:
     def _explain_view(self, match: ResolverMatch) -> None:
         view = match.func
         method = self.request.method or ""
-        here = on_view(view, method)
+        here = inspect_view(view, method)
         self._explain_stacks(here, view, is_before=True)
         if here.has_throttles:  # They come in between, and determine the user.
             self._explain_throttles(here, match)
@@ -175,7 +175,7 @@ class _Explainer:
             text = _("Unknown: whether the view calls %(name)s, which has limits.")
             self._note(text % {"name": name})
 
-    def _explain_stacks(self, here: OnView, view: object, *, is_before: bool) -> None:
+    def _explain_stacks(self, here: ViewLimits, view: object, *, is_before: bool) -> None:
         for stack in here.stacks:
             if (stack.method in BEFORE_METHODS) is is_before and self._is_reached(view, stack):
                 planner = RequestPlanner(
@@ -189,7 +189,7 @@ class _Explainer:
         self._note(_("Not checked: limits for logged-in users. Enter a user to see them."))
         return False
 
-    def _explain_throttles(self, here: OnView, match: ResolverMatch) -> None:
+    def _explain_throttles(self, here: ViewLimits, match: ResolverMatch) -> None:
         try:
             view = prepared_view(here.class_view, match, self.request)
             throttles = view.get_throttles()
@@ -222,7 +222,9 @@ class _Explainer:
             return
         found = self.found
         if found.block is None and any(each.charge.limit is NOTHING for each in planner.charges):
-            found.block = override_row(strongest(_found_overrides(planner), EVERY_RULE, now_us()))
+            found.block = override_row(
+                find_strongest(_found_overrides(planner), EVERY_RULE, now_us())
+            )
         found.met += explained_limits(planner, _reading, is_advice=is_advice)
         counted = request_state(self.request).counted
         for planned in planner.gathered:
@@ -258,7 +260,7 @@ def explained_limits(
     for planned in planner.gathered:
         limit = planned.charge.limit
         rule = ruleset.by_name.get(planned.name)
-        override = strongest(known, planned.name, now_us())
+        override = find_strongest(known, planned.name, now_us())
         is_skipped = False
         if override is not None and override.rate is not None:
             charge = planned.charge._replace(limit=override.limit(limit))
@@ -320,11 +322,11 @@ def _reading(planned: DecidedCharge) -> str:
     if rule is None:
         words = {"rate": rate_words(rate), "name": type(planned.owner).__name__}
         return _("%(rate)s, by the throttle %(name)s") % words
-    if rule.given:
-        return reading(rule.given)
+    if rule.spec:
+        return describe_spec(rule.spec)
     key = rule.key
     assert key is not None
-    return reading({"rate": rate, "key": key.name.split("+"), "group": planned.name})
+    return describe_spec({"rate": rate, "key": key.name.split("+"), "group": planned.name})
 
 
 def override_row(override: Override | None) -> RateLimitOverride | None:

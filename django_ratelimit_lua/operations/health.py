@@ -13,7 +13,7 @@ from ..identity import digest
 from ..limits.call import Charge
 from ..limits.limit import Limit
 from ..process import Clock
-from ..rules.provider import current
+from ..rules.provider import get_ruleset
 from ..rules.status import problems
 from ..store import get_store
 
@@ -59,11 +59,11 @@ def health() -> Health:
     except StoreError as error:
         seconds = Clock.monotonic() - started
         message = str(error)
-    ruleset = current()
+    ruleset = get_ruleset()
     revision = 0
     if ruleset is not None:
         revision = ruleset.revision.number
-    wrong = tuple(problems.found())
+    wrong = tuple(problems.collect())
     return Health(message is None, seconds, message, revision, store.is_paused, wrong, tuple(found))
 
 

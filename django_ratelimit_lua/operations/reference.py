@@ -9,10 +9,16 @@ from typing import Any, NamedTuple
 
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
-from ..rules.describe import key_label, reading
-from ..rules.provider import reload
+from ..rules.describe import describe_spec, key_label
+from ..rules.provider import reload_ruleset
 from ..rules.rule import Rule
-from ..views.call_sites import THROTTLE, known_call_sites, limits_of, look_for_call_sites, sentence
+from ..views.call_sites import (
+    THROTTLE,
+    constant_limits,
+    describe_rule,
+    discover_call_sites,
+    known_call_sites,
+)
 from ..views.inspection import url_patterns
 from ..web.reference import BadReferenceError, parse_reference
 
@@ -50,7 +56,7 @@ class KnownLimit(NamedTuple):
         """Return the sentence that describes the limit."""
         if self.rule is None:
             return self.words
-        return sentence(self.rule.given or {})
+        return describe_rule(self.rule.spec)
 
     @property
     def key_label(self) -> str:
@@ -104,20 +110,20 @@ def open_reference(text: str) -> OpenedReference:
 
 def known_limits() -> Iterator[KnownLimit]:
     """Yield the limits of this site that this process knows, those of rules first."""
-    for rule in reload().rules:
-        keys = [site.key for site in known_call_sites.of(rule.name)]
+    for rule in reload_ruleset().rules:
+        keys = [site.key for site in known_call_sites.get(rule.name)]
         if rule.key is not None:
             keys = [rule.key.name]
         key = next(iter(keys), "")
-        for limit in limits_of(rule):
+        for limit in constant_limits(rule):
             yield KnownLimit(limit.name, rule.source, "", rule, limit, rule.name, key)
-    look_for_call_sites()
+    discover_call_sites()
     for name in known_call_sites.names():
-        for site in known_call_sites.of(name):
+        for site in known_call_sites.get(name):
             if site.kind == THROTTLE:
                 continue
             for limit in site.limits:
-                words = reading({"rate": str(limit.rate), "key": site.key.split("+")})
+                words = describe_spec({"rate": str(limit.rate), "key": site.key.split("+")})
                 yield KnownLimit(limit.name, "code", words, None, limit, name, site.key)
     yield from _of_throttles()
 
@@ -135,7 +141,7 @@ def _of_throttles() -> Iterator[KnownLimit]:
                 for limit in ours.limits_on(cls(**view.initkwargs)):
                     key, form = _throttle_key(ours)
                     given = {"rate": str(limit.rate), "key": key, "group": ours.name}
-                    words = reading(given)
+                    words = describe_spec(given)
                     yield KnownLimit(limit.name, "code", words, None, limit, ours.name, key, form)
 
 

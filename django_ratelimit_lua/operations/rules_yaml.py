@@ -12,10 +12,10 @@ from ..models import RateLimitRule
 from ..models.audit import one_change
 from ..rules import RuleError, compile
 from ..rules.compiler import refuse_absent
-from ..rules.describe import difference
+from ..rules.describe import describe_difference
 from ..rules.options import COLUMNS
 from ..rules.rule import Spec
-from ..views.call_sites import sentence
+from ..views.call_sites import describe_rule
 from .formatting import count_words
 
 MARKS = {"added": "+", "changed": "~", "deleted": "-"}
@@ -41,8 +41,8 @@ class RuleChange(NamedTuple):
     def words(self) -> list[str]:
         title = f"{MARKS[self.action]} {self.name}"
         if self.action != "changed":
-            return [f"{title}: {sentence(self.after or self.before or {})}"]
-        return [title, *(f"    {line}" for line in difference(self.before, self.after))]
+            return [f"{title}: {describe_rule(self.after or self.before or {})}"]
+        return [title, *(f"    {line}" for line in describe_difference(self.before, self.after))]
 
 
 def dump(rules: Sequence[Spec]) -> str:

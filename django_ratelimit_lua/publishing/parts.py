@@ -17,18 +17,18 @@ from ..identity import digest, is_digest, secrets_by_id
 from ..identity.forwarded import parse_network
 from ..models import RateLimitHost, RateLimitOverride, RateLimitRule
 from ..models.change import RevisionRow
-from ..models.override import PUBLISHED, entry, user_identity
+from ..models.override import PUBLISHED, published_entry, user_identity
 from ..rules.overrides import (
     EVERY_RULE,
     Entry,
     Override,
     client_key,
-    field_of,
+    lookup_field,
     network_key,
     network_kind,
     value_key,
 )
-from ..rules.snapshot import SECTIONS, section_of, split_tags
+from ..rules.snapshot import SECTIONS, section_number, split_tags
 
 logger = logging.getLogger("django_ratelimit_lua")
 BATCH = 1000
@@ -73,7 +73,7 @@ def read_sections(using: str, row: RevisionRow, numbers: Collection[int]) -> dic
     if len(sections) < SECTIONS:
         rows = rows.alias(section=F("pk") % SECTIONS).filter(section__in=sections)
     for each in rows.values(*_SUBJECT, *PUBLISHED).iterator(chunk_size=BATCH):
-        sections[section_of(each["id"])].add(each, secrets)
+        sections[section_number(each["id"])].add(each, secrets)
     return {number: section.part() for number, section in sections.items()}
 
 
@@ -99,8 +99,8 @@ class Section:
 
     def _add(self, row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> None:
         kind = row["kind"]
-        published = entry(row)
-        Override.read(published, kind, b"")
+        published = published_entry(row)
+        Override.parse(published, kind, b"")
         if not (row["network"] or is_digest(row["client_digest"] or row["subject"])):
             raise ValueError("the digest of its client is missing")
         if row["client_digest"]:
@@ -116,7 +116,7 @@ class Section:
             self._value_keys[row["digested_by"]] = None
         for key in keys:
             self._entries[key].append(published)
-        self._fields[row["rule"]][field_of(kind)] = None
+        self._fields[row["rule"]][lookup_field(kind)] = None
         if row["effect"] == RateLimitOverride.Effects.BLOCK and row["rule"] == EVERY_RULE:
             self._has_blocks = True
 

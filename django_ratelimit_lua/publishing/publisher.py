@@ -176,7 +176,7 @@ def _publish_once(using: str, *, take_over: bool) -> int | None:
     published = read_published()
     with transaction.atomic(using, durable=True):
         row = RateLimitRevision.read(using)
-        provider.note_database(row.database)
+        provider.set_database(row.database)
         is_published = row.text == published.revision.text
         if not take_over:
             _check_owner(published, is_published=is_published)
@@ -205,7 +205,7 @@ def _publish_once(using: str, *, take_over: bool) -> int | None:
 
 def _check_owner(published: Published, *, is_published: bool) -> None:
     """Raise `OwnerError` if another database or a newer version owns the prefix."""
-    if not provider.note_owner(published.database):
+    if not provider.check_owner(published.database):
         raise OwnerError(problems.owner)
     if published.format > FORMAT and not is_published:
         raise OwnerError(_newer_problem(published.format))
@@ -228,7 +228,7 @@ def _write(row: RevisionRow, rules: bytes, sections: Sequence[bytes], *, take_ov
     store = get_store(background=True)
     if store.execute(b"EVAL", SCRIPT, b"1", rules_key(), *arguments) != row.text:
         return False
-    provider.note_owner(row.database)
+    provider.check_owner(row.database)
     deny_cache.clear()
     freshness.expire()
     return True
@@ -236,7 +236,7 @@ def _write(row: RevisionRow, rules: bytes, sections: Sequence[bytes], *, take_ov
 
 def _sweep(using: str) -> None:
     try:
-        sweep(using)
+        prune_outdated(using)
     except DatabaseError as error:  # The rules are published. The next publication removes it.
         logger.warning("Ended overrides could not be deleted: %s", error)
 
@@ -324,7 +324,7 @@ def _digest_anew(using: str) -> None:
         RateLimitOverride._base_manager.using(using).bulk_update(chunk, ["subject", "digested_by"])
 
 
-def outdated(using: str, before: datetime) -> dict[str, QuerySet[Model]]:
+def outdated_rows(using: str, before: datetime) -> dict[str, QuerySet[Model]]:
     """Return the rows from before a moment: ended overrides and changes."""
     return {
         "ended overrides": RateLimitOverride._base_manager.using(using)
@@ -334,22 +334,22 @@ def outdated(using: str, before: datetime) -> dict[str, QuerySet[Model]]:
     }
 
 
-def sweep(using: str) -> None:
+def prune_outdated(using: str) -> None:
     """Delete the rows that are older than `RATELIMIT_HISTORY_DAYS`.
 
     Nothing that is in force changes, so no change is recorded.
     """
     if conf.HISTORY_DAYS is not None:
-        prune(using, timezone.now() - timedelta(days=conf.HISTORY_DAYS), MAX_PRUNED)
+        prune_rows(using, timezone.now() - timedelta(days=conf.HISTORY_DAYS), MAX_PRUNED)
 
 
-def prune(using: str, before: datetime, most: int | None = None) -> dict[str, int]:
-    """Delete the rows of `outdated`, a thousand at a time, with a maximum for each kind.
+def prune_rows(using: str, before: datetime, most: int | None = None) -> dict[str, int]:
+    """Delete the rows of `outdated_rows`, a thousand at a time, with a maximum for each kind.
 
     Return the number of deleted rows of each kind.
     """
     counts = {}
-    for name, rows in outdated(using, before).items():
+    for name, rows in outdated_rows(using, before).items():
         counts[name] = 0
         while most is None or counts[name] < most:
             keys = list(rows.values_list("pk", flat=True)[:BATCH])

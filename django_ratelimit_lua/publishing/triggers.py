@@ -178,7 +178,7 @@ def after_migration(using: str, *, has_changed: bool) -> None:
             get_store(background=True).execute(b"DEL", rules_key())
             return
         row = RateLimitRevision.read(using)
-        provider.note_database(row.database)
+        provider.set_database(row.database)
         if row.revision:
             publish(rebuild=True)
         _clear_problems()

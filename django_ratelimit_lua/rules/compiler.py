@@ -22,7 +22,7 @@ from ..limits.rate import LimitError, Rate
 from ..limits.values import Check, Choice, Text, Whole
 from .conditions import parse_methods
 from .errors import RuleError
-from .options import MAX_LENGTHS, MODES, NAMES, field_names, has_value, own_options, places
+from .options import MAX_LENGTHS, MODES, NAMES, field_names, has_value, place_options, rule_options
 from .rule import EVERYONE, Rule, Spec, is_unwritable
 from .template import CompiledRate, LimitTemplate, as_list, as_rates, compile_rate, tier_key
 
@@ -93,10 +93,10 @@ class _Reader:
         route = given.get("route")
         group = given.get("group")
         is_bare = not given.get("path") and route is None and group is None
-        is_elsewhere = is_bare and any(map(given.get, places()))
+        is_elsewhere = is_bare and any(map(given.get, place_options()))
         if is_bare and not (is_elsewhere or given.get("exempt")):
             group = name
-        table = own_options()
+        table = rule_options()
         own = {word: table[word] for word in table if has_value(word, given.get(word))}
         extra: dict[str, Any] = {
             word: self.read(word, self.extra, word, option) for word, option in own.items()
@@ -127,7 +127,7 @@ class _Reader:
             order=given.get("order") or 0,
             message=given.get("message") or "",
             pk=pk,
-            given=given,
+            spec=given,
         )
         if None not in extra.values():
             for word, option in own.items():
@@ -157,7 +157,7 @@ class _Reader:
     def check_exemption(self) -> None:
         """Check that an exemption is not for all requests, and its fields that have no effect."""
         given = self.given
-        if not any(map(given.get, ("path", "route", *places()))):
+        if not any(map(given.get, ("path", "route", *place_options()))):
             text = _("An exemption needs a path or a route; otherwise all requests would be exempt")
             self.problems.append(RuleError("exempt", text, where=self.where))
         if not self.plain:

@@ -14,7 +14,7 @@ from ..extension import FIELDS_OF_ANNEXES, annex_options, install
 from ..identity.keys import ALL_CALLERS, FIELDS, label_of
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
-from .options import COLUMNS, NAMES, OPTIONS_OF_RULES, has_value, options, places
+from .options import COLUMNS, NAMES, OPTIONS_OF_RULES, has_value, option_table, place_options
 from .rule import Spec
 from .template import as_list
 
@@ -85,7 +85,7 @@ def field_words(field: str) -> str:
     return label_of(field)
 
 
-def reading(given: Spec, client: str = "") -> str:
+def describe_spec(given: Spec, client: str = "") -> str:
     """Return a rule in one sentence.
 
     `client` is what it counts by, in words, if the rule has no key of its own.
@@ -139,7 +139,7 @@ def where(given: Spec) -> str:
     if given.get("route"):
         parts.append(_("at the route %(route)s") % given)
     group = given.get("group")
-    if not any(map(given.get, ("path", "route", "group", *places()))):
+    if not any(map(given.get, ("path", "route", "group", *place_options()))):
         group = given.get("name")
     if group:
         parts.append(_("at the call site %(group)s") % {"group": group})
@@ -151,7 +151,7 @@ def where(given: Spec) -> str:
     for word in filter(given.get, {**FIELDS_OF_ANNEXES, **added}):
         if word in added:
             parts.append(added[word].describe(given[word]))
-        elif word in places():
+        elif word in place_options():
             parts.append(f"{word} ({install(FIELDS_OF_ANNEXES[word])})")
     audience = given.get("audience", "everyone")
     if audience != "everyone":
@@ -180,7 +180,7 @@ def _joined(words: object) -> str:
     return _(" and ").join(map(str, as_list(words)))
 
 
-def difference(before: Spec | None, after: Spec | None) -> list[str]:
+def describe_difference(before: Spec | None, after: Spec | None) -> list[str]:
     """Return the fields in which two versions of a rule differ, by their labels.
 
     Each line has the old and the new value in words, or only one if there is no other version.
@@ -191,7 +191,7 @@ def difference(before: Spec | None, after: Spec | None) -> list[str]:
     ['Count by: address and post:username']
     """
     versions = [version for version in (before, after) if version]
-    table = options()
+    table = option_table()
     labels = {**COLUMNS, **{name: option.label for name, option in table.items()}}
     lines = []
     for field in dict.fromkeys([*labels, *(name for version in versions for name in version)]):
@@ -209,7 +209,7 @@ def value_words(field: str, value: Any) -> str:
     >>> [value_words(field, None) for field in ("audience", "exempt", "burst", "order")]
     ['everyone', 'no', '—', '0']
     """
-    option = options().get(field)
+    option = option_table().get(field)
     if field in NAMES:
         names = {name: _(words) for name, words in NAMES[field].items()}
         return ", ".join(_audience_names(value or next(iter(names)), names))

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from ..limits import algorithms
 from ..limits.rate import LimitError
-from .options import options
+from .options import option_table
 
 
 class RuleError(ImproperlyConfigured):
@@ -93,7 +93,7 @@ class RuleError(ImproperlyConfigured):
 
 
 def _label(name: str, value: Any) -> object:
-    table = options()
+    table = option_table()
     if name in ("option", "other"):
         return f"“{capfirst(_(table[value].label))}”"
     if name in ("algorithm", "algorithms"):

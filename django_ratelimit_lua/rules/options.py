@@ -58,7 +58,7 @@ MAX_LENGTHS = {
 """The maximum lengths of the columns of a row."""
 
 
-def tier_list(value: object) -> Sequence[object]:
+def check_tier_list(value: object) -> Sequence[object]:
     """Check for a list of tiers."""
     if not isinstance(value, (list, tuple)):
         raise ValueError("must be a list of {'group': ..., 'rate': ...}")
@@ -71,7 +71,7 @@ def _check_waited(rule: Any) -> None:
     Its refusals say nothing about the client, so they are neither counted nor offences. It does not
     replace the limit of a call site, which it would lift.
     """
-    wrong = [word for word in ("exempt", "ban_after", "count_denied") if rule.given.get(word)]
+    wrong = [word for word in ("exempt", "ban_after", "count_denied") if rule.spec.get(word)]
     if rule.template is not None and any(limit.holds for limit in rule.template.limits(rule.name)):
         wrong.append(OF_SLOTS)
     if wrong:
@@ -89,7 +89,7 @@ def has_value(name: str, value: object) -> bool:
 
 OPTIONS_OF_RULES: Mapping[str, Option] = {
     "tiers": Option(
-        tier_list,
+        check_tier_list,
         _("tiers"),
         _(
             "Other limits for Django groups, or for values of a key of this site (plan:pro). The "
@@ -142,12 +142,12 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
 }
 
 
-def own_options() -> dict[str, Option]:
+def rule_options() -> dict[str, Option]:
     """Return the options of rules that are not options of a limit, by name."""
     return {**OPTIONS_OF_RULES, **annex_options()}
 
 
-def options() -> dict[str, Option]:
+def option_table() -> dict[str, Option]:
     """Return the options that a rule may have, by name."""
     table = {**OPTIONS_OF_RULES, **OPTIONS, **annex_options()}
     del table["mode"]  # It is a column.
@@ -160,7 +160,7 @@ def field_names() -> list[str]:
     return [*columns, *OPTIONS_OF_RULES, message, *OPTIONS, *annex_options()]
 
 
-def places() -> set[str]:
+def place_options() -> set[str]:
     """Return the options that say where a rule applies, also those of absent optional apps."""
     places = {name for name, option in annex_options().items() if option.is_place}
     return places.union(PLACES_OF_ANNEXES)

@@ -34,7 +34,7 @@ DIGEST = "digest"
 NETWORK = "network"
 _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 Entry = Sequence[Any]
-"""An override as it is published, see `Override.read`."""
+"""An override as it is published, see `Override.parse`."""
 
 
 class Override(NamedTuple):
@@ -60,7 +60,7 @@ class Override(NamedTuple):
     strength: int = 0
 
     @classmethod
-    def read(cls, entry: Entry, kind: str, subject: bytes) -> Override:
+    def parse(cls, entry: Entry, kind: str, subject: bytes) -> Override:
         """Return the override of an entry. Raises an error if it is invalid.
 
         An entry is a list: the id of the row, the rule, the effect, beginning and end in
@@ -177,7 +177,7 @@ def strength(kind: str) -> int:
     return {USER: 130, DIGEST: 131}.get(kind, 129)
 
 
-def strongest(overrides: Iterable[Override], rule: str, now: int) -> Override | None:
+def find_strongest(overrides: Iterable[Override], rule: str, now: int) -> Override | None:
     """Return the override in force for a rule: that of the most specific client.
 
     For the same client, an override of the rule precedes one of all rules, a block precedes an
@@ -260,21 +260,21 @@ class Overrides:
         each = [EVERY_RULE, *rules]
         return dict.fromkeys(field for rule in each for field in self.fields.get(rule, ()))
 
-    def of_identity(self, kind: str, identity: Identity) -> Iterator[Override]:
+    def find_by_identity(self, kind: str, identity: Identity) -> Iterator[Override]:
         """Yield the overrides of a user, or of the value of a field."""
         secrets = self._secrets if kind == USER else self._value_secrets
         for secret in secrets:
-            yield from self.of_digest(kind, digest(identity, secret))
+            yield from self.find_by_digest(kind, digest(identity, secret))
 
-    def of_digest(self, kind: str, subject: bytes) -> Sequence[Override]:
+    def find_by_digest(self, kind: str, subject: bytes) -> Sequence[Override]:
         """Return the overrides of a user, or of the value of a field, by its digest."""
         return self._read(value_key(kind, subject.decode()), kind, subject)
 
-    def of_client(self, subject: bytes) -> Sequence[Override]:
+    def find_by_client(self, subject: bytes) -> Sequence[Override]:
         """Return the overrides of the client with a digest."""
         return self._read(client_key(subject.decode()), DIGEST, subject)
 
-    def of_address(self, address: Address) -> Iterator[Override]:
+    def find_by_address(self, address: Address) -> Iterator[Override]:
         """Yield the overrides of the networks that contain an address, the smallest first."""
         number = int(address)
         for shift, kind in self._networks.get(address.version, ()):
@@ -294,7 +294,7 @@ class Overrides:
             found = []
             for entry in self._entries[key]:
                 try:
-                    found.append(Override.read(entry, kind, subject))
+                    found.append(Override.parse(entry, kind, subject))
                 except Exception as error:  # Anything, edited by hand.
                     logger.error("An override cannot be read: %s: %s", error, str(entry)[:200])
             self._found[key] = found
@@ -314,7 +314,7 @@ def value_key(kind: str, subject: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def field_of(kind: str) -> str:
+def lookup_field(kind: str) -> str:
     """Return the value of a request by which overrides of this kind are looked up.
 
     >>> field_of("ip4/24"), field_of("header:X-API-Key")

@@ -33,9 +33,9 @@ from .snapshot import (
     Snapshot,
     UnreadableError,
     check_format,
+    join_tags,
     parse_part,
     parse_sections,
-    tags_of,
 )
 from .status import freshness, problems
 
@@ -130,29 +130,29 @@ def connect(
     compare = check
 
 
-def is_others(owner: object) -> bool:
+def is_foreign(owner: object) -> bool:
     """Return whether a snapshot with this `owner` is known to be of another database."""
     return database is not None and owner not in ("", database)
 
 
-def note_database(database_id: str) -> None:
+def set_database(database_id: str) -> None:
     """Record the id of this process's database, once it could be read."""
     global database, _ruleset, _snapshot
     if database == database_id:
         return
     database = database_id
     # Until now the process used the published rules, whichever database they are of.
-    if _ruleset is not None and is_others(_ruleset.snapshot.database):
+    if _ruleset is not None and is_foreign(_ruleset.snapshot.database):
         _ruleset = _snapshot = None
 
 
-def note_owner(owner: str) -> bool:
+def check_owner(owner: str) -> bool:
     """Record and log whether another database owns the prefix.
 
     Return whether this process's database may publish.
     """
     problem = ""
-    if is_others(owner):
+    if is_foreign(owner):
         problem = (
             f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the "
             f"database {owner}, which is not this site's database: the rules of this site "
@@ -164,7 +164,7 @@ def note_owner(owner: str) -> bool:
     return not problem
 
 
-def current() -> Ruleset | None:
+def get_ruleset() -> Ruleset | None:
     """Return the rules of this process, or None if none are loaded.
 
     Raises `ImproperlyConfigured`.
@@ -191,12 +191,12 @@ def _compare_now_and_then() -> None:
         read_database(0.0, partial(_begin_with, ruleset.revision))
 
 
-def in_force() -> Ruleset | None:
+def loaded_ruleset() -> Ruleset | None:
     """Return the rules of this process, or None; for background work, as it loads nothing."""
     return _ruleset
 
 
-def load(stale: StaleRules | None = None, deadline: Deadline | None = None) -> Ruleset:
+def load_ruleset(stale: StaleRules | None = None, deadline: Deadline | None = None) -> Ruleset:
     """Load the rules, for the first time or because a call used stale ones.
 
     If that takes longer than `deadline` (default: the time of a decision), return the known ones.
@@ -271,11 +271,11 @@ def _put_in_force(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> 
     _blind = None
     if is_blind:
         _blind = ruleset
-    if is_others(ruleset.snapshot.database):
-        _ruleset = None  # The id of our own database became known meanwhile, see `note_database`.
+    if is_foreign(ruleset.snapshot.database):
+        _ruleset = None  # The id of our own database became known meanwhile, see `set_database`.
     if ruleset.snapshot is not NO_SNAPSHOT:
-        problems.in_force(
-            {name: rule.given for name, rule in ruleset.by_name.items()}, ruleset.problems
+        problems.record_ruleset(
+            {name: rule.spec for name, rule in ruleset.by_name.items()}, ruleset.problems
         )
     for function in on_new_rules:
         function()
@@ -351,26 +351,26 @@ def _published_or_best(ruleset: Ruleset | None, deadline: Deadline) -> tuple[Sna
     is_late = best is None
     if best is None:
         best = NO_SNAPSHOT
-        if ruleset is not None and not is_others(ruleset.snapshot.database):
+        if ruleset is not None and not is_foreign(ruleset.snapshot.database):
             best = ruleset.snapshot
     # As of that revision: it is not asked for again until something is published that may be
     # understood.
     return best._replace(revision=snapshot.revision), is_late
 
 
-def reload(deadline: Deadline | None = None) -> Ruleset:
+def reload_ruleset(deadline: Deadline | None = None) -> Ruleset:
     """Load the published rules again. Like `load`, this function blocks and may raise."""
-    return load(StaleRules(UNKNOWN), deadline)
+    return load_ruleset(StaleRules(UNKNOWN), deadline)
 
 
-def load_published(deadline: Deadline | None = None) -> Ruleset:
+def refresh_ruleset(deadline: Deadline | None = None) -> Ruleset:
     """Return the published rules, which are loaded only if they have changed.
 
     Like `load`, this function blocks and may raise.
     """
     ruleset = _ruleset
     if ruleset is None or ruleset.fence is None or not compare_with_published(loads=False):
-        return reload(deadline)
+        return reload_ruleset(deadline)
     return ruleset
 
 
@@ -388,26 +388,26 @@ def compare_with_published(*, loads: bool) -> bool:
         deadline = Deadline(ASK_SECONDS)
         text = b""
         # Otherwise they are of another database, or were loaded before the settings changed.
-        if ruleset.fence == rules_key() and not is_others(ruleset.snapshot.database):
+        if ruleset.fence == rules_key() and not is_foreign(ruleset.snapshot.database):
             store = get_store(background=True)
             text = store.execute(b"HGET", ruleset.fence, REVISION, deadline=deadline) or b"0"
         if text == ruleset.published.text:
             freshness.confirm(ruleset.fence, ruleset.published, asked_at)
             return True
-        doubt()
+        mark_stale()
         if may_load:
-            reload(Deadline(ASK_SECONDS))
+            reload_ruleset(Deadline(ASK_SECONDS))
     return False
 
 
-def doubt() -> None:
+def mark_stale() -> None:
     """Record that the rules of this process may be stale: the next request has to compare."""
     freshness.expire()
     for function in on_new_rules:
         function()
 
 
-def start_fresh() -> None:
+def reset_rules() -> None:
     """Use only the rules of the settings until Redis has others; for tests, which use new keys."""
     global _compare_at
     _drop_rules(NO_SNAPSHOT)
@@ -416,7 +416,7 @@ def start_fresh() -> None:
     problems.clear()
 
 
-def take_back(prefix: bytes) -> None:
+def delete_published(prefix: bytes) -> None:
     """Delete the rules that this process has published under a prefix from Redis; for tests."""
     keys = [key for key in tuple(written) if key.startswith(prefix)]
     written.difference_update(keys)
@@ -454,7 +454,7 @@ def _fetch(deadline: Deadline, ruleset: Ruleset | None) -> tuple[Snapshot, Unrea
     known = NO_SNAPSHOT
     if ruleset is not None:
         known = ruleset.snapshot
-    tags = [known.rules.get("tag", "").encode(), tags_of(known.overrides)]
+    tags = [known.rules.get("tag", "").encode(), join_tags(known.overrides)]
     found = get_store().run(_READ, [rules_key()], tags, deadline)
     if len(found) != 4 + SECTIONS or not {*map(type, found)} <= {bytes, NoneType}:
         raise StoreError(f"unexpected reply to a request for the rules: {found!r:.80}")
@@ -478,7 +478,7 @@ def _fetch(deadline: Deadline, ruleset: Ruleset | None) -> tuple[Snapshot, Unrea
             "The rules in Redis cannot be read; the last valid rules stay in force: %s", unread
         )
     owner = snapshot.database
-    if (owner == database and not problems.owner) or note_owner(owner):
+    if (owner == database and not problems.owner) or check_owner(owner):
         return snapshot, unread
     return snapshot, UnreadableError(problems.owner, is_kept=True)
 

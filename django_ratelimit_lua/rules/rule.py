@@ -50,7 +50,7 @@ class Rule:
       and call sites never do;
     - `block`, `count_if`, `reset_if`, `cost_after`: the arguments of a call site, see `ratelimit`;
     - `replaces`: the call sites that it replaces;
-    - `given`: its spec.
+    - `spec`: its spec; empty for a call site.
     """
 
     name: str = ""
@@ -73,7 +73,7 @@ class Rule:
     reset_if: Outcome | None = None
     cost_after: Outcome | None = None
     replaces: tuple[Rule, ...] = ()
-    given: Spec | None = None
+    spec: Spec = field(default_factory=dict)
 
     @property
     def source(self) -> str:

@@ -19,7 +19,7 @@ from .compiler import compile
 from .errors import RuleError
 from .overrides import Overrides
 from .rule import Rule, Spec
-from .snapshot import NO_SNAPSHOT, ReadRule, Snapshot, read_rule
+from .snapshot import NO_SNAPSHOT, CompiledEntry, Snapshot, compile_entry
 
 _MAX_REMEMBERED = 4096
 _MAX_REMEMBERED_BYTES = 4 * 2**20
@@ -133,8 +133,8 @@ class Ruleset:
         self._use(snapshot, fence)
         self._problems: list[str] = []
         by_name = {rule.name: rule for rule in declared}
-        self._read: dict[int | None, ReadRule] = {}
-        known: Mapping[int | None, ReadRule] = {}
+        self._read: dict[int | None, CompiledEntry] = {}
+        known: Mapping[int | None, CompiledEntry] = {}
         if before is not None:
             known = before._read
         for given in snapshot.rules.get("rules", ()):
@@ -143,7 +143,7 @@ class Ruleset:
                 pk = None
             read = known.get(pk)
             if read is None or read.given != given:
-                read = read_rule(given, read and read.rule)
+                read = compile_entry(given, read and read.rule)
             self._read[pk] = read
             self._problems += read.problems
             if read.rule is not None:

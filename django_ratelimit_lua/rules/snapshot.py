@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..limits.call import NO_RULES, Revision
 from .compiler import compile, tier_name
 from .errors import RuleError
-from .options import places
+from .options import place_options
 from .rule import Rule
 
 FORMAT = 1
@@ -53,7 +53,7 @@ SECTION_MEMBERS: Members = {
 }
 
 
-def section_of(pk: int) -> int:
+def section_number(pk: int) -> int:
     """Return the section of the override with a primary key."""
     return pk % SECTIONS
 
@@ -63,7 +63,7 @@ def split_tags(text: str) -> list[str]:
     return [text[at : at + _TAG_LENGTH] for at in range(0, len(text), _TAG_LENGTH)]
 
 
-def tags_of(sections: Sequence[Part]) -> bytes:
+def join_tags(sections: Sequence[Part]) -> bytes:
     """Return the tags of sections as one text, with spaces for those that were never loaded."""
     tags = [f"{section.get('tag', ''):{_TAG_LENGTH}.{_TAG_LENGTH}}" for section in sections]
     return "".join(tags).encode("ascii", "replace")
@@ -79,7 +79,7 @@ class Snapshot(NamedTuple):
     - `rules`: `rules`, the specs, each with the `id` of its row; `weights`, those that
       operators have set, by host; and `parts`, the data of optional apps by name, see
       `Extension.snapshot`;
-    - `overrides`: the sections. `entries` has overrides that have not ended (see `Override.read`),
+    - `overrides`: the sections. `entries` has overrides that have not ended (see `Override.parse`),
       by `value_key`, `client_key` or `network_key`; `networks`, the kinds of their networks;
       `fields`, the values of requests that they refer to, by rule; `blocks` is whether any of them
       blocks for all rules; `problems` is why invalid ones were left out; `keys` are the ids of the
@@ -108,7 +108,7 @@ class UnreadableError(ValueError):
         self.is_kept = is_kept
 
 
-class ReadRule(NamedTuple):
+class CompiledEntry(NamedTuple):
     """A rule as it was declared, the compiled rule, and its problems."""
 
     given: object
@@ -116,7 +116,7 @@ class ReadRule(NamedTuple):
     problems: Sequence[str]
 
 
-def read_rule(given: Any, before: Rule | None) -> ReadRule:
+def compile_entry(given: Any, before: Rule | None) -> CompiledEntry:
     """Compile a rule; if it is invalid, return its last valid version, `before`.
 
     If only some of its tiers are invalid, they are left out: their groups have its limit.
@@ -134,17 +134,17 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
         if "" not in wrong:
             tiers = [tier for tier in given["tiers"] if tier_name(tier) not in wrong]
             rule = compile({**spec, "tiers": tiers}, plain=True, where=WHERE, pk=pk)
-            return ReadRule(given, rule, (f"{problem}; these tiers are skipped",))
+            return CompiledEntry(given, rule, (f"{problem}; these tiers are skipped",))
     except Exception as error:  # Anything, edited by hand.
         problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"
     else:
-        if rule.is_elsewhere and rule.extra.keys().isdisjoint(places()):
+        if rule.is_elsewhere and rule.extra.keys().isdisjoint(place_options()):
             # Its only place is one of an optional app that is not installed.
-            return ReadRule(given, None, ())
-        return ReadRule(given, rule, ())
+            return CompiledEntry(given, None, ())
+        return CompiledEntry(given, rule, ())
     if before is not None:
         problem += "; its last valid version stays in force"
-    return ReadRule(given, before, (problem,))
+    return CompiledEntry(given, before, (problem,))
 
 
 def check_format(form: bytes) -> None:

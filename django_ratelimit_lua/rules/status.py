@@ -41,7 +41,7 @@ class Freshness:
         self._expired_at = Clock.monotonic()
         self._known = None
 
-    def is_due(self, call: Call) -> bool:
+    def claim_comparison(self, call: Call) -> bool:
         """Return whether the caller has to compare its rules."""
         if call.revision is None:
             return False
@@ -90,7 +90,7 @@ class Problems:
         self._failed: dict[str, tuple[object, str]] = {}
         self._declared: Mapping[str, object] = {}
 
-    def in_force(self, declared: Mapping[str, object], skipped: Sequence[str]) -> None:
+    def record_ruleset(self, declared: Mapping[str, object], skipped: Sequence[str]) -> None:
         """Record that other rules are in force, and the problems of those that were skipped.
 
         The failure of a rule is dropped when the rule has changed.
@@ -106,7 +106,7 @@ class Problems:
             if declared.get(name) == failure[0]
         }
 
-    def failed(self, name: str, error: Exception) -> None:
+    def record_failure(self, name: str, error: Exception) -> None:
         """Record that a rule could not be applied to a request, which continues without it."""
         if name not in self._failed:
             text = f"rule {name!r} cannot be applied: {type(error).__name__}: {error}"
@@ -114,7 +114,7 @@ class Problems:
             logger.error("Skipped: %s", text, exc_info=error)
         failed_rules.add(name)
 
-    def found(self) -> list[str]:
+    def collect(self) -> list[str]:
         """Return all problems, in words."""
         general = [problem for problem in (self.database, self.owner, self.unpublished) if problem]
         return [

@@ -21,7 +21,7 @@ from django.test.utils import TestContextDecorator, override_settings
 
 from ..engine import decide
 from ..engine.deny_cache import deny_cache
-from ..rules.provider import start_fresh, take_back
+from ..rules.provider import delete_published, reset_rules
 from .server import Server
 
 __all__ = ["Server", "move_clock", "override_ratelimits", "server"]
@@ -67,12 +67,12 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
             self.options["RATELIMIT_CACHE_PREFIX"] = _new_prefix()
         super().enable()
         if self._fresh:
-            start_fresh()
+            reset_rules()
 
     def disable(self) -> None:
         """Restore the settings. Delete the rules in Redis that were published since `enable`."""
         if self._fresh:
-            take_back(self.options["RATELIMIT_CACHE_PREFIX"].encode())
+            delete_published(self.options["RATELIMIT_CACHE_PREFIX"].encode())
         super().disable()
 
     def decorate_class(self, cls: Any) -> Any:
@@ -112,7 +112,7 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         def setUpClass(case: type[unittest.TestCase]) -> None:
             set_up_class(case)
             if self._fresh:
-                case.addClassCleanup(take_back, prefix.encode())
+                case.addClassCleanup(delete_published, prefix.encode())
 
         cls.setUpClass = classmethod(setUpClass)
 

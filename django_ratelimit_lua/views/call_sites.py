@@ -21,11 +21,11 @@ from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
 from ..rules.conditions import methods_label, parse_methods
-from ..rules.describe import key_label, rate_words, reading
+from ..rules.describe import describe_spec, key_label, rate_words
 from ..rules.rule import Rule, Spec, is_unwritable
 from ..rules.ruleset import settings_rules
 from ..rules.template import CostLike, LimitTemplate
-from .inspection import on_view, url_patterns
+from .inspection import inspect_view, url_patterns
 
 _ARGUMENTS = (
     "group",
@@ -80,11 +80,11 @@ class CallSite(NamedTuple):
         """Return the limits of the call site, and its place, in words."""
         return _("%(rates)s per %(client)s, in %(place)s") % {
             "rates": rate_words([rate_text(rate) for rate in self.rates]),
-            "client": self.client_words(),
+            "client": self.describe_client(),
             "place": self.place,
         }
 
-    def client_words(self) -> str:
+    def describe_client(self) -> str:
         """Return what the call site counts by, in words."""
         if self.key:
             return key_label(self.key.split("+"))
@@ -144,7 +144,7 @@ class KnownCallSites:
         if site is not None and site not in present and len(present) < self.MAX_PER_NAME:
             self._by_name[name] = (site, *present)
 
-    def keep_statistics(self, name: str) -> None:
+    def mark_durable(self, name: str) -> None:
         """Keep statistics for the call sites of that name, which are `durable`.
 
         Raises `LimitError` if the database cannot store their statistics.
@@ -159,7 +159,7 @@ class KnownCallSites:
         if len(self.durable) < self.MAX_ENTRIES:
             self.durable.add(name)
 
-    def of(self, name: str) -> tuple[CallSite, ...]:
+    def get(self, name: str) -> tuple[CallSite, ...]:
         """Return the call sites of a name."""
         return self._by_name.get(name, ())
 
@@ -167,7 +167,7 @@ class KnownCallSites:
 known_call_sites = KnownCallSites()
 
 
-def limits_of(rule: Rule) -> list[Limit]:
+def constant_limits(rule: Rule) -> list[Limit]:
     """Return the limits of a rule with constant rates, and of its tiers.
 
     If the rule replaces call sites, its limits continue the counts of the call sites.
@@ -176,7 +176,7 @@ def limits_of(rule: Rule) -> list[Limit]:
     if template is None:
         return []
     templates = []
-    sites = known_call_sites.of(rule.name)
+    sites = known_call_sites.get(rule.name)
     if rule.group in (None, rule.name):
         for site in sites:
             is_same = template.key is None or site.key == template.key.name
@@ -189,7 +189,7 @@ def limits_of(rule: Rule) -> list[Limit]:
     return [limit for each in templates for limit in each.limits(rule.name)]
 
 
-def losses(
+def lost_rates(
     sites: Sequence[CallSite], key: str, rates: Sequence[object]
 ) -> list[tuple[CallSite, Rate]]:
     """Return the rates of call sites that a rule with this key and these rates would lose.
@@ -274,7 +274,7 @@ def route_names() -> set[str]:
     return {f"{space}{pattern.name}" for pattern, space in url_patterns() if pattern.name}
 
 
-def look_for_call_sites() -> None:
+def discover_call_sites() -> None:
     """Add the limits on the methods of views to the known call sites.
 
     They count under the class of the view that runs.
@@ -286,17 +286,17 @@ def look_for_call_sites() -> None:
         return
     known["_ratelimit_looked_for"] = True
     for pattern, _space in url_patterns():
-        found = on_view(pattern.callback)
+        found = inspect_view(pattern.callback)
         for stack in reversed([*found.hidden, *found.stacks]):
             for rule in reversed(stack.rules):
                 if rule.template is not None and rule.key is not None:
                     known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
 
 
-def call_sites_of(name: str) -> tuple[CallSite, ...]:
+def replaced_call_sites(name: str) -> tuple[CallSite, ...]:
     """Return the call sites that a rule of that name replaces, the rule of the settings first."""
-    look_for_call_sites()
-    return (*_of_settings(name), *known_call_sites.of(name))
+    discover_call_sites()
+    return (*_of_settings(name), *known_call_sites.get(name))
 
 
 def _of_settings(name: str) -> Iterator[CallSite]:
@@ -305,19 +305,21 @@ def _of_settings(name: str) -> Iterator[CallSite]:
             key = ""
             if rule.key is not None:
                 key = rule.key.name
-            yield CallSite(SETTINGS, SETTINGS, rule.template.rates, key, tuple(limits_of(rule)))
+            yield CallSite(
+                SETTINGS, SETTINGS, rule.template.rates, key, tuple(constant_limits(rule))
+            )
 
 
-def sentence(given: Spec) -> str:
+def describe_rule(given: Spec) -> str:
     """Return a rule in one sentence. If it has no key, it has that of its call site."""
     client = ""
     if given.get("rate") and not given.get("key"):
-        sites = call_sites_of(str(given.get("name")))
-        client = next((site.client_words() for site in sites), "")
-    return reading(given, client)
+        sites = replaced_call_sites(str(given.get("name")))
+        client = next((site.describe_client() for site in sites), "")
+    return describe_spec(given, client)
 
 
-def closest_name(name: str) -> str:
+def closest_call_site(name: str) -> str:
     """Return the closest match for an unknown name of a call site, or an empty string."""
     if not name or name in known_call_sites:
         return ""
@@ -329,7 +331,7 @@ def place_problems(rule: Rule) -> list[str]:
 
     Examples are an unknown route or call site, or a ban of an identity that all callers share.
     """
-    look_for_call_sites()
+    discover_call_sites()
     found = []
     if rule.route and rule.route not in route_names():
         found.append(
@@ -341,12 +343,12 @@ def place_problems(rule: Rule) -> list[str]:
     if rule.group not in known_call_sites:
         text = _("No imported limit has the name “%(name)s”: the rule has no effect.")
         text %= {"name": rule.group}
-        meant = closest_name(rule.group)
+        meant = closest_call_site(rule.group)
         if meant:
             text += " " + _("Did you mean “%(name)s”?") % {"name": meant}
         found.append(text)
     is_replacement = rule.group == rule.name and rule.key is None
-    keys = {site.key for site in known_call_sites.of(rule.name)}
+    keys = {site.key for site in known_call_sites.get(rule.name)}
     if rule.template.options.get("ban_after") and is_replacement and ALL_CALLERS in keys:
         found.append(
             _(

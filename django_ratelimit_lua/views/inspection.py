@@ -26,7 +26,7 @@ BEFORE_METHODS = ("", "dispatch")
 """Places of stacks that are decided before a class-based view examines its request: around it, and
 on `dispatch`.
 """
-TRIAL = "django.utils.decorators."
+DECORATORS_MODULE = "django.utils.decorators."
 """`method_decorator` tries a decorator on a function of this module, and copies what that has to
 the method.
 """
@@ -94,7 +94,7 @@ Placed = dict[str, Stack]
 """
 
 
-def register(stack: Stack) -> Function:
+def attach_stack(stack: Stack) -> Function:
     """Attach a stack to its function, and return the function."""
     setattr(stack.checker, f"{_NAME}{next(_numbers):015}", stack)
     return stack.checker
@@ -109,7 +109,7 @@ def stack_of(function: object) -> Stack | None:
     return next(own, None)
 
 
-class OnView(NamedTuple):
+class ViewLimits(NamedTuple):
     """The limits of a view, outermost first.
 
     - `class_view`: the object with the attributes that `as_view()` sets; None if there is no class;
@@ -128,7 +128,7 @@ class OnView(NamedTuple):
         return hasattr(_class_of(self.class_view), "get_throttles")
 
 
-def on_view(view: object, method: str | None = None) -> OnView:
+def inspect_view(view: object, method: str | None = None) -> ViewLimits:
     """Return the limits of a view for a request of that method (None: any method).
 
     They are searched around the view, on `dispatch` of its class and of the parents, and on the
@@ -161,7 +161,7 @@ def on_view(view: object, method: str | None = None) -> OnView:
             hidden |= left
     for layer in around:
         found = _placed(layer) | found
-    return OnView(_stacks(found), class_view, unknown, _stacks(hidden))
+    return ViewLimits(_stacks(found), class_view, unknown, _stacks(hidden))
 
 
 def _stacks(placed: Placed) -> list[Stack]:
@@ -260,13 +260,13 @@ def _on_method(inside: Sequence[Any], cls: type, name: str) -> Placed:
     for layer in inside:
         for key, placed in _placed(layer).items():
             each = placed._replace(method=name)
-            if each.group.startswith(TRIAL):
+            if each.group.startswith(DECORATORS_MODULE):
                 each = each._replace(group=f"{cls.__module__}.{cls.__qualname__}.{layer.__name__}")
             found.setdefault(key, each)
     return found
 
 
-def group_of(view: Any) -> str:
+def default_group(view: Any) -> str:
     """Return the default group of a view: its module and qualified name.
 
     For a method, it is the class of the view that runs, so that views that inherit the method do
@@ -287,7 +287,7 @@ def group_of(view: Any) -> str:
     owner = getattr(function, "__self__", None)
     view_func = getattr(owner, "view_func", None)
     if inspect.isfunction(view_func):  # django-ninja's `decorate_view`.
-        return group_of(view_func)
+        return default_group(view_func)
     name = str(
         getattr(view, "__qualname__", None)
         or getattr(function, "__qualname__", type(function).__qualname__)
@@ -302,7 +302,7 @@ def group_of(view: Any) -> str:
     return f"{module}.{name}"
 
 
-def why_undecorated(function: Any) -> str | None:
+def decoration_problem(function: Any) -> str | None:
     """Return why a decorator directly above this function would have no effect, or None.
 
     Frameworks that register a function and return it unchanged never call what a decorator above

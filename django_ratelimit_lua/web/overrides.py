@@ -26,15 +26,7 @@ from ..identity.names import original
 from ..limits.call import Charge
 from ..limits.decision import LimitState
 from ..limits.limit import Limit
-from ..rules.overrides import (
-    DIGEST,
-    EVERY_RULE,
-    NETWORK,
-    USER,
-    Override,
-    Overrides,
-    strongest,
-)
+from ..rules.overrides import DIGEST, EVERY_RULE, NETWORK, USER, Override, Overrides, find_strongest
 
 logger = logging.getLogger("django_ratelimit_lua")
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -146,18 +138,20 @@ def _by_field(
     who: SubjectSource, overrides: Overrides, field: str, charges: Sequence[DecidedCharge]
 ) -> Iterable[Override]:
     if field == DIGEST:
-        return [each for client in client_digests(charges) for each in overrides.of_client(client)]
+        return [
+            each for client in client_digests(charges) for each in overrides.find_by_client(client)
+        ]
     if field == NETWORK:
         address = who.address()
         if address is None:
             return ()
-        return overrides.of_address(address)
+        return overrides.find_by_address(address)
     identities: Sequence[Identity] = ()
     if field != USER:
         identities = who.fields(field)
     elif (user := who.user()) is not None:
         identities = [(USER, user)]
-    return [each for one in identities for each in overrides.of_identity(field, one)]
+    return [each for one in identities for each in overrides.find_by_identity(field, one)]
 
 
 def client_digests(charges: Sequence[DecidedCharge]) -> Collection[bytes]:
@@ -215,7 +209,7 @@ def apply_overrides(
     for planned in charges:
         charge = planned.charge
         limit = charge.limit
-        override = strongest(overrides, planned.name, now)
+        override = find_strongest(overrides, planned.name, now)
         # Shadow rules refuse no request, so an override of one lifts no block.
         is_enforced = is_enforced or limit.mode == "enforce"
         if override is None:
@@ -232,7 +226,7 @@ def apply_overrides(
         else:
             exempt.append(planned)
     if has_blocks and not is_enforced:
-        override = strongest(overrides, EVERY_RULE, now)
+        override = find_strongest(overrides, EVERY_RULE, now)
         if override is not None and override.effect == "block":
             state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
             by = override.subject

@@ -361,7 +361,7 @@ class RequestPlanner(Planner):
         try:
             return bool((yield Wait(call, lambda: sync_to_async(call)())))
         except Exception as error:
-            problems.failed("RATELIMIT_EXEMPT", error)
+            problems.record_failure("RATELIMIT_EXEMPT", error)
             return False
 
     def _decide_busy(self, charges: list[DecidedCharge]) -> Sequence[DecidedCharge]:
@@ -503,7 +503,7 @@ class RequestPlanner(Planner):
         if self._on_error is not None:
             self._on_error(name, error)
         elif rule.name:
-            problems.failed(name, error)
+            problems.record_failure(name, error)
         else:
             raise error
         place.waiting += reversed(rule.replaces)

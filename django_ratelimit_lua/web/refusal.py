@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from ..exceptions import Ratelimited
 from ..identity.request_state import request_state
 from ..limits.decision import Decision, LimitState
-from ..rules.provider import current
+from ..rules.provider import get_ruleset
 from .durations import in_time
 from .headers import violated_policies
 from .reference import reference_of
@@ -276,7 +276,7 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
 
 def _rule_and_message(refused: Sequence[LimitState]) -> tuple[str | None, str]:
     """Return the first rule that refuses, and the first message of the rules that refuse."""
-    ruleset = current()
+    ruleset = get_ruleset()
     if ruleset is None:
         return None, ""
     found = [ruleset.rule_of(state.name) for state in refused]

@@ -23,7 +23,7 @@ from ..limits.limit import Limit
 from ..limits.rate import PERIODS, SECOND, boundaries, zone
 from ..rules.ruleset import Ruleset
 from ..views.exempt import is_exempt
-from ..views.inspection import Stack, is_behind_login, on_view
+from ..views.inspection import Stack, inspect_view, is_behind_login
 from .headers import policy_names
 from .overrides import is_unknown
 from .plan import Place, RequestPlanner
@@ -206,7 +206,7 @@ class _UsagePlanner(RequestPlanner):
         match = resolved(self.request)
         if match is None:
             return
-        here = on_view(match.func, request.method)
+        here = inspect_view(match.func, request.method)
         self._stacks = here.stacks
         if not is_logged_in(request):
             self._stacks = [each for each in here.stacks if not is_behind_login(match.func, each)]

@@ -85,7 +85,7 @@ def work() -> None:
         durations.append(time.perf_counter() - began)
         return int(response.status_code)
 
-    provider.load()
+    provider.load_ruleset()
     for number in range(20):
         visit(f"192.0.2.{number}")
     visit(REFUSED)  # The first refusal of a process costs more.
@@ -133,7 +133,7 @@ def bench_many_overrides() -> None:
                 for worker in workers:
                     worker.kill()
             sent = direct.info("stats")["total_net_output_bytes"] - before
-        provider.take_back(b"bench-overrides:")
+        provider.delete_published(b"bench-overrides:")
     durations = sorted(duration for report in reports for duration in report["durations"])
     last = [
         max(report["obeyed"][number] for report in reports) - moment

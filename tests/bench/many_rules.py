@@ -126,7 +126,7 @@ def open_form(client: Client) -> None:
 
 def send_request(client: Client) -> None:
     """Send a request to which one of the rules applies, after the rules have changed."""
-    provider.reload()
+    provider.reload_ruleset()
     assert client.get("/app1/").status_code == 404
 
 
@@ -170,7 +170,7 @@ def _costs(text: str) -> dict[str, Cost]:
     first = Cost()
     with first.measure():
         import_rules(text, "--confirm")
-    provider.reload()
+    provider.reload_ruleset()
     client = logged_in()
     pages: Sequence[tuple[str, Callable[[int], None]]] = (
         ("list of rules", lambda number: open_page(client, RULE_LIST)),

@@ -55,7 +55,7 @@ def _setting(prefix: str, rules: int, overrides: int) -> tuple[Any, Ruleset]:
             for network in networks
         )
         publish()
-        return setting, provider.reload()
+        return setting, provider.reload_ruleset()
 
 
 def _visits(middleware: RateLimitMiddleware, addresses: list[str]) -> None:

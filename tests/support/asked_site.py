@@ -178,7 +178,7 @@ def main() -> None:
             provider._ruleset = provider._snapshot = None
             reply: Any = None
         elif asked == "revision":
-            ruleset = provider.current()
+            ruleset = provider.get_ruleset()
             # Whoever has no rules, or has heard of others, finds out with the next request.
             reply = None if ruleset is None or freshness._known is None else ruleset.revision.number
         else:

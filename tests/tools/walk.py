@@ -124,7 +124,7 @@ def walks() -> tuple[Walk, Walk]:
         for walk in warm:
             hit(walk)
         for number, walk in enumerate(stale):
-            known = provider.current()
+            known = provider.get_ruleset()
             RateLimitRule.objects.create(
                 name=f"new-{number}", key="ip", rate="5/60m", path=f"/new/{number}"
             )

@@ -292,13 +292,13 @@ def test_a_compiled_translation_is_used(catalogue: Path) -> None:
     from django.utils import translation
 
     from django_ratelimit_lua.models import RateLimitRule
-    from django_ratelimit_lua.rules.describe import reading
+    from django_ratelimit_lua.rules.describe import describe_spec
 
     assert catalogue.with_suffix(".mo").exists()
     with translation.override(catalogue.parts[-3]):
         assert str(RateLimitRule._meta.verbose_name) != "rule"
         assert (
-            reading({"name": "x", "key": "ip", "rate": "5/15m", "mode": "shadow"})
+            describe_spec({"name": "x", "key": "ip", "rate": "5/15m", "mode": "shadow"})
             == "5 je 15 Minuten je Adresse, an der Aufrufstelle x, Schattenmodus"
         )
 

@@ -7,7 +7,7 @@ import pytest
 from django_ratelimit_lua import Limit
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
-from django_ratelimit_lua.rules.options import COLUMNS, options
+from django_ratelimit_lua.rules.options import COLUMNS, option_table
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -15,7 +15,7 @@ def test_every_option_of_a_limit_is_an_attribute_and_an_option_of_rules(name: st
     """A rule has the options of limits, as columns or in its table of options."""
     row = OPTIONS[name]
     assert getattr(Limit("x", "5/m"), name) == row.default
-    assert name in {*COLUMNS, *options()}
+    assert name in {*COLUMNS, *option_table()}
     assert {*row.excludes, *filter(None, [row.needs])} < set(OPTIONS)
 
 

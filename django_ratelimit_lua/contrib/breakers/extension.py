@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from ...extension import Extension, Metric
-from ...rules.provider import load_published
+from ...rules.provider import refresh_ruleset
 from .models import RateLimitBreaker
 from .registry import read_states
 from .shared_state import receive_changes
@@ -50,5 +50,5 @@ def _read_own() -> Gauge:
 
 
 def _read_forced() -> Gauge:
-    forced = load_published().parts.get("breakers") or {}
+    forced = refresh_ruleset().parts.get("breakers") or {}
     return _gauge({**dict.fromkeys(read_states(), ""), **forced}, ("open", "closed"))

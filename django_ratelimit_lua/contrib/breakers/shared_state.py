@@ -147,8 +147,8 @@ class SharedState:
             return Ticket(NO_VERSION)
         listener.start()
         has_flusher = flusher.start()
-        if provider.in_force() is None or not has_flusher:
-            load = partial(provider.load_published, Deadline(conf.TIMEOUT))
+        if provider.loaded_ruleset() is None or not has_flusher:
+            load = partial(provider.refresh_ruleset, Deadline(conf.TIMEOUT))
             with suppress(StoreError):
                 yield Wait(load, sync_to_async(load))
         self.obey(forced_states().get(self.name, ""))
@@ -306,7 +306,7 @@ def shared_states() -> list[SharedState]:
 
 def forced_states() -> Mapping[str, str]:
     """Return the states that operators have forced, by the names of the breakers."""
-    ruleset = provider.in_force()
+    ruleset = provider.loaded_ruleset()
     if ruleset is None:
         return {}
     forced: Mapping[str, str] = ruleset.parts.get("breakers") or {}

@@ -37,7 +37,7 @@ def durable_names(using: str) -> set[str]:
     """Return the rules, and the limiters of this process, with durable statistics."""
     rules = RateLimitRule._base_manager.using(using).filter(options__durable=True)
     names = known_call_sites.durable | set(rules.values_list("name", flat=True))
-    names |= {rule.name for rule in settings_rules() if (rule.given or {}).get("durable")}
+    names |= {rule.name for rule in settings_rules() if rule.spec.get("durable")}
     return {name for name in names if len(name) <= MAX_NAME_LENGTH and not is_unwritable(name)}
 
 

@@ -20,7 +20,7 @@ from ...operations.call_sites import limits_named, names_in_code
 from ...operations.formatting import number_words, share_words
 from ...rules.rule import Spec, is_unwritable
 from ...rules.ruleset import settings_rules
-from ...views.call_sites import sentence
+from ...views.call_sites import describe_rule
 from . import reading
 from .charts import draw
 from .hours import stored_hours
@@ -233,14 +233,14 @@ def spec_of(name: str, row: RateLimitRule | None) -> Spec:
     """Return the rule of a name from its row or the settings; empty if they have no such rule."""
     if row is not None:
         return row.spec
-    return next((rule.given or {} for rule in settings_rules() if rule.name == name), {})
+    return next((rule.spec for rule in settings_rules() if rule.name == name), {})
 
 
 def described(name: str, row: RateLimitRule | None) -> str:
     """Return the limits under a name in a sentence; empty if it is not known any more."""
     spec = spec_of(name, row)
     if spec:
-        return sentence(spec)
+        return describe_rule(spec)
     return "; ".join(limit.words for limit in limits_named(name))
 
 

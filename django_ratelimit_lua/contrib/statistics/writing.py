@@ -281,7 +281,7 @@ class Writer:
             if rule is None:
                 continue
             if id(rule) not in versions:
-                versions[id(rule)] = b"version:" + version_of(rule.given or {}).encode()
+                versions[id(rule)] = b"version:" + version_of(rule.spec).encode()
             version = versions[id(rule)]
             pending.add((version, VERSIONS_KEPT), b"seen", person.allowed + person.refused)
             pending.add((version, VERSIONS_KEPT), b"refused", person.refused)

@@ -69,7 +69,7 @@ def _health(command: Printer, options: VerbOptions) -> None:
             f"Redis is unavailable: {status.error}; RATELIMIT_ON_STORE_ERROR is "
             f"{conf.ON_STORE_ERROR!r}"
         )
-    revision = provider.reload().revision.number
+    revision = provider.reload_ruleset().revision.number
     rules = f"rules of revision {revision} are published" if revision else "no rules are published"
     command.say(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
     for task in background_tasks():
@@ -87,6 +87,6 @@ def _health(command: Printer, options: VerbOptions) -> None:
     if not listener.wait(LISTEN_SECONDS):
         reason = listener.error or "the thread of the listener is not running"
         command.warn(f"changes of rules are not pushed, but polled: {reason}")
-    for problem in dict.fromkeys([migration_problem(with_annexes=True), *problems.found()]):
+    for problem in dict.fromkeys([migration_problem(with_annexes=True), *problems.collect()]):
         if problem:
             command.warn(f"problem: {problem}")

@@ -34,9 +34,9 @@ def _history(command: Printer, options: VerbOptions) -> None:
         action = "would delete"
         counts = {
             name: rows.count()
-            for name, rows in publisher.outdated(rules_database(), before).items()
+            for name, rows in publisher.outdated_rows(rules_database(), before).items()
         }
     else:
-        counts = publisher.prune(rules_database(), before)
+        counts = publisher.prune_rows(rules_database(), before)
     numbers = ", ".join(f"{name} {number:,}" for name, number in counts.items())
     command.say(f"{action} rows from before {format_moment(before)}: {numbers}")

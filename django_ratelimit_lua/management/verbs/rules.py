@@ -21,7 +21,7 @@ from ...operations.formatting import count_words
 from ...rules import RuleError, provider
 from ...rules.options import MODES
 from ...rules.snapshot import NO_SNAPSHOT
-from ...views.call_sites import sentence
+from ...views.call_sites import describe_rule
 from ..arguments import (
     add_request,
     described,
@@ -38,14 +38,14 @@ MAX_LENGTH = 4 * 1024 * 1024
 
 @verb("rules list", "list the rules in force, in their order, and where each is defined")
 def _list_rules(command: Printer, options: VerbOptions) -> None:
-    ruleset = provider.reload()
+    ruleset = provider.reload_ruleset()
     if not provider.is_answered:
         source = "the database and the settings"
         if ruleset.snapshot is NO_SNAPSHOT:
             source = "the settings only"
         command.warn(f"Redis is unavailable: these are the rules of {source}.")
     for rule in ruleset.rules:
-        command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {sentence(rule.given or {})}")
+        command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {describe_rule(rule.spec)}")
     for problem in ruleset.problems:
         command.stderr.write(command.style.ERROR(f"skipped: {problem}"))
     command.say(f"{count_words(len(ruleset.rules), 'rule')}; revision {ruleset.revision.number}")
@@ -58,15 +58,15 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
 )
 def _show(command: Printer, options: VerbOptions) -> None:
     name = options["name"]
-    rule = provider.reload().by_name.get(name)
+    rule = provider.reload_ruleset().by_name.get(name)
     sites = [limit for limit in limits_named(name) if not limit.is_rule]
     if rule is None and not sites:
         near = get_close_matches(name, rule_names(), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise CommandError(f"no rule or limit in the code is named {name!r}{hint}")
     if rule is not None:
-        given = rule.given or {}
-        command.say(f"{name} ({rule.source}): {sentence(given)}")
+        given = rule.spec
+        command.say(f"{name} ({rule.source}): {describe_rule(given)}")
         for field, value in given.items():
             command.say(f"  {field}: {value}")
     for site in sites:
@@ -130,8 +130,8 @@ def _switch(command: Printer, options: VerbOptions) -> None:
     with suppress(RuleError):  # An invalid rule can be turned off as well.
         texts = [str(text) for _field, text in confirmations(rule, before)]
         require_confirmation(options, texts)
-    rule.switch(mode)
-    command.say(f"{rule.name}: {rule.reading()}")
+    rule.set_mode(mode)
+    command.say(f"{rule.name}: {rule.describe()}")
     command.warn_if_unpublished()
 
 

@@ -16,7 +16,7 @@ from django.urls import path
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.support.users import ADMIN_MIDDLEWARE, form_data
@@ -37,7 +37,7 @@ def server(settings: Any, no_others: None) -> Iterator[Server]:
         settings.CACHES = {
             "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
         }
-        start_fresh()
+        reset_rules()
         yield server
         os.kill(server.pid, signal.SIGCONT)
         get_store().close()

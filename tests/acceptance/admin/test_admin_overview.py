@@ -74,7 +74,7 @@ def test_the_menu_has_six_entries(operator: Client) -> None:
     rule = RateLimitRule.from_spec({**values, "algorithm": "token_bucket", "split": True})
     rule.save()
     assert entries() == [*six[:4], "Overview", "Processes", "Rules"]
-    rule.switch("off")
+    rule.set_mode("off")
     assert entries() == six
 
 

@@ -147,7 +147,7 @@ def test_undoing_asks_for_the_confirmations_of_the_form(operator: Client) -> Non
         ("enforce", "If the rule is off, it limits no client."),
         ("off", "A limit of 0"),
     ):
-        rule.switch(mode)
+        rule.set_mode(mode)
         url = f"{RULES}undo/{RateLimitChange.objects.latest('pk').pk}/"
         page = operator.post(url, {"revision": rule.revision})
         assert words in page.content.decode()

@@ -244,7 +244,7 @@ def test_a_rule_without_a_key_has_the_key_in_the_code_on_every_page(operator: Cl
         ("2 per hour per identity in the code", "parcels in code"),
     ):
         rule = RateLimitRule.objects.get(name=name)
-        assert rule.reading().startswith(words)
+        assert rule.describe().startswith(words)
         for page in (
             *(RULES, f"{RULES}limit/?name={quote(name)}", f"{RULES}{rule.pk}/history/"),
             RULES.replace("ratelimitrule", "ratelimitchange"),

@@ -352,7 +352,7 @@ def test_a_rate_can_be_entered_in_the_notation_of_summaries(operator: Client) ->
     assert operator.post(f"{RULES}add/", form).status_code == 302
     rule = RateLimitRule.objects.get()
     assert rule.rate == "2/h, 20 per day, 5 per 15 minutes"
-    assert "2 per hour and 20 per day and 5 per 15 minutes" in rule.reading()
+    assert "2 per hour and 20 per day and 5 per 15 minutes" in rule.describe()
 
 
 EVERYTHING: dict[str, Any] = {

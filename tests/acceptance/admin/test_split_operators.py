@@ -18,7 +18,7 @@ from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.engine.heartbeat import PROCESSES, Heartbeat, heartbeat, live_processes
 from django_ratelimit_lua.models import RateLimitChange, RateLimitHost, RateLimitRule
 from django_ratelimit_lua.operations.health import ahealth, health
-from django_ratelimit_lua.rules.provider import load_published
+from django_ratelimit_lua.rules.provider import refresh_ruleset
 from django_ratelimit_lua.store import get_store
 from tests.support.users import ADMIN_MIDDLEWARE, staff
 
@@ -72,13 +72,13 @@ def test_an_operator_sets_the_weights_of_hosts(monkeypatch: pytest.MonkeyPatch) 
     page = ada.post(HERE, {"weight-web": "7", "weight-jobs": "3"}, follow=True)
     assert "The weights are saved." in page.content.decode()
     assert "70 %" in page.content.decode()
-    assert load_published().weights == {"web": 7, "jobs": 3}
+    assert refresh_ruleset().weights == {"web": 7, "jobs": 3}
     web.beat()
     assert (web.share.weights, web.share.units(100)) == ((3, 7), 70)
     jobs.goodbye()
     page = ada.post(HERE, {"weight-web": "7", "weight-jobs": ""}, follow=True)
     assert "jobs" not in page.content.decode()
-    assert load_published().weights == {"web": 7}
+    assert refresh_ruleset().weights == {"web": 7}
     changes = RateLimitChange.objects.filter(kind="host").order_by("pk")
     assert [(change.by, change.name, change.action) for change in changes] == [
         ("ada", "jobs", "created"),
@@ -91,7 +91,7 @@ def test_an_invalid_published_weight_is_ignored() -> None:
     """It is reported as a problem of the rules."""
     RateLimitHost.objects.create(name="web", weight=7)
     RateLimitHost._base_manager.create(name="odd", weight=0)
-    ruleset = load_published()
+    ruleset = refresh_ruleset()
     assert ruleset.weights == {"web": 7}
     assert "the weight of the host 'odd' is 0" in ruleset.problems[0]
 

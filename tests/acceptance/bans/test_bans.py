@@ -29,7 +29,7 @@ from django_ratelimit_lua.engine.logs import MAX_OF_LIMIT
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.ban import Ban
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.testing.server import Server
 from django_ratelimit_lua.throttling import UserRateThrottle
 
@@ -305,7 +305,7 @@ def test_private_addresses_are_never_banned_without_a_proxy_setting(
 def test_a_ban_is_lifted_in_all_processes(direct: redis.Redis, settings: Any) -> None:
     """Other processes drop the ban when they receive the message."""
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
-    start_fresh()
+    reset_rules()
     limiter = login()
     for _ in range(7):
         decision = limiter.hit("ada")
@@ -328,7 +328,7 @@ def own(settings: Any) -> Iterator[Server]:
         settings.CACHES = {
             "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
         }
-        start_fresh()
+        reset_rules()
         yield server
 
 

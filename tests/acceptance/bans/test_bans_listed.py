@@ -210,7 +210,7 @@ def test_rules_of_the_admin_can_ban() -> None:
     )
     rule.full_clean()
     rule.save()
-    assert rule.reading() == "2 per hour per address, banned for 10m,30m,1d after 2 refusals, on /"
+    assert rule.describe() == "2 per hour per address, banned for 10m,30m,1d after 2 refusals, on /"
     assert [visit("/ok") for _ in range(4)] == [200, 200, 429, 429]
     (ban,) = active_bans()
     assert (ban.rule, ban.times) == ("api", 1)

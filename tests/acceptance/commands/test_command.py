@@ -32,7 +32,7 @@ from django_ratelimit_lua.models import (
 )
 from django_ratelimit_lua.operations.rules_yaml import apply, dump, export, load, plan
 from django_ratelimit_lua.rules import RuleError, compile, provider
-from django_ratelimit_lua.rules.describe import reading
+from django_ratelimit_lua.rules.describe import describe_spec
 from django_ratelimit_lua.rules.options import field_names
 from tests.acceptance.rules.rule_strategies import rules as odd_rules
 from tests.acceptance.rules.rule_strategies import texts as odd_texts
@@ -346,8 +346,8 @@ def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) 
     made, of_groups = load(text).values()
     assert made.get("audience", "everyone") == name
     assert of_groups["audience"] == [f"group:{name}"]
-    assert f"for group {name}" in reading(of_groups)
-    assert "group" not in reading(made)
+    assert f"for group {name}" in describe_spec(of_groups)
+    assert "group" not in describe_spec(made)
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ def test_any_file_is_parsed_or_reported_with_a_clear_error(text: str) -> None:
         assert RateLimitRevision.read("default") == revision
     else:
         assert plan(export()) == []
-        assert provider.reload().problems == []
+        assert provider.reload_ruleset().problems == []
 
 
 @pytest.mark.parametrize(

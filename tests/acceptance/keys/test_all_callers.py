@@ -12,7 +12,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.exceptions import LimitError
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules import RuleError, compile
-from django_ratelimit_lua.rules.describe import reading
+from django_ratelimit_lua.rules.describe import describe_spec
 
 
 def test_a_limiter_without_an_identity_counts_all_callers_together(settings: Any) -> None:
@@ -61,7 +61,7 @@ def test_the_admin_and_the_checks_support_the_key_all(settings: Any) -> None:
     """
     rule = RateLimitRule(name="database", path="/ok", key="all", rate="500/s")
     rule.save()
-    assert reading(rule.spec) == "500 per second for all clients together, on /ok"
+    assert describe_spec(rule.spec) == "500 per second for all clients together, on /ok"
     bans = {"ban_after": 3, "ban_for": "1h"}
     for wrong in ({"key": "all+ip"}, {"options": bans}):
         with pytest.raises(RuleError):

@@ -159,7 +159,7 @@ def test_a_refusal_requested_before_a_refund_is_not_cached() -> None:
     asked_at, generation = time.monotonic(), deny_cache.generation
     refusal = limiter.hit("x")
     limiter.reset("x")
-    planner, ruleset = _HitPlanner(limiter, "hit", "x", 1), provider.current()
+    planner, ruleset = _HitPlanner(limiter, "hit", "x", 1), provider.get_ruleset()
     planner.gather(ruleset)
     call = planner.plan(ruleset)
     deny_cache.note(call, refusal, asked_at, generation)

@@ -22,7 +22,7 @@ from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.publishing import triggers
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import availability, get_store
 from django_ratelimit_lua.testing.server import Server
@@ -46,7 +46,7 @@ def own(settings: Any) -> Iterator[Server]:
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         settings.RATELIMIT_TIMEOUT = 5
         settings.CACHES = cache(server.url, SOCKET_TIMEOUT=30, SOCKET_CONNECT_TIMEOUT=30)
-        start_fresh()
+        reset_rules()
         yield server
 
 

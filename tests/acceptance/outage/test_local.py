@@ -13,7 +13,7 @@ import redis
 from django_ratelimit_lua import Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.heartbeat import Heartbeat, heartbeat
 from django_ratelimit_lua.limits.algorithms import BY_RATE
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.testing.server import Server
 from tests.support.processes import ChildProcess
 
@@ -29,7 +29,7 @@ def own(quiet: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator
         }
         settings.RATELIMIT_ON_STORE_ERROR = "local"
         monkeypatch.setattr(heartbeat, "count", PROCESSES)
-        start_fresh()
+        reset_rules()
         yield server
 
 

@@ -29,7 +29,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.rules.provider import reload, start_fresh
+from django_ratelimit_lua.rules.provider import reload_ruleset, reset_rules
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.store.cluster import Cluster
 from django_ratelimit_lua.testing.server import Server
@@ -73,7 +73,7 @@ def own(settings: Any) -> Iterator[Server]:
         }
         settings.RATELIMIT_RULES = [{"name": "site", "key": "ip", "rate": "3/h", "path": "/"}]
         settings.RATELIMIT_TIMEOUT = 5
-        start_fresh()
+        reset_rules()
         yield server
     leases.clear()
 
@@ -120,7 +120,7 @@ def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
                 limiter.reset(name)
         for _ in range(5):
             view(RequestFactory().get("/", REMOTE_ADDR="192.0.2.1"))
-        reload()
+        reload_ruleset()
         if redis_is == "there":
             heartbeat.beat()
 

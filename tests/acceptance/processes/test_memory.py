@@ -22,7 +22,7 @@ from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.engine.local import local_counts
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import BoundedMap
-from django_ratelimit_lua.rules.provider import current, start_fresh
+from django_ratelimit_lua.rules.provider import get_ruleset, reset_rules
 from django_ratelimit_lua.views.call_sites import KnownCallSites, known_call_sites
 from tests.support.limits import WHOLE, set_share
 from tests.support.package_objects import import_all, kept
@@ -221,7 +221,7 @@ def test_memory_is_bounded_whatever_clients_send(
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     if attacks is WITHOUT_REDIS:
         settings.CACHES = away
-    start_fresh()
+    reset_rules()
     sizes = {
         id(found): entries for _, found in kept(limiters) if (entries := size_of(found)) is not None
     }
@@ -261,6 +261,6 @@ def test_a_limiter_keeps_no_outdated_rules(settings: Any) -> None:
             {"name": f"rule {number}", "path": "/", "key": "ip", "rate": "5/h"}
         ]
         assert limiter(f"seldom {number}", "5/h").hit("ada")
-        seen.append(weakref.ref(current()))
+        seen.append(weakref.ref(get_ruleset()))
     gc.collect()
-    assert [ruleset() for ruleset in seen] == [None] * 9 + [current()]
+    assert [ruleset() for ruleset in seen] == [None] * 9 + [get_ruleset()]

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_topologies import create_documented_user, issued, used
 from tests.support import clusters
@@ -96,6 +96,6 @@ def test_an_example_works_as_written(
         settings.RATELIMIT_TIMEOUT = 5
         for name in [name for name in given if name.isupper()]:
             setattr(settings, name, given[name])
-        start_fresh()
+        reset_rules()
         assert used() == [1, 2]
         assert RateLimiter("where", "100/h").peek("someone").source == "redis"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
 from django_ratelimit_lua.limits.call import MAX_COST
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.testing import Server, override_ratelimits
 from docs.conftest import celery  # noqa: F401
 from tests.examples import examples
@@ -171,7 +171,7 @@ def test_a_cleared_cache_forgets_counts_and_bans_in_its_database_only(settings: 
     limiter = RateLimiter("cleared", "1/h", ban_after=1, ban_for="1h")
 
     def hits() -> list[bool]:
-        start_fresh()  # Otherwise a refusal is repeated from memory for up to a second.
+        reset_rules()  # Otherwise a refusal is repeated from memory for up to a second.
         return [limiter.hit("ada").allowed for _ in range(3)]
 
     with Server() as server:

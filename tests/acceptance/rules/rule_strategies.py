@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua.limits.values import Number, Whole
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.rules.options import Option, options
+from django_ratelimit_lua.rules.options import Option, option_table
 
 # What a form, a file or a colleague's script may put into a field.
 texts = st.sampled_from(
@@ -197,5 +197,5 @@ rules = st.builds(
     lambda often, few, given: {**few, **often, "options": given},
     st.fixed_dictionaries({name: columns[name] for name in OFTEN}),
     some({name: of for name, of in columns.items() if name not in OFTEN}),
-    some({name: odd_option(name, option) for name, option in options().items()}),
+    some({name: odd_option(name, option) for name, option in option_table().items()}),
 )

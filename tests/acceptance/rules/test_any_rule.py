@@ -203,7 +203,7 @@ def test_a_valid_rule_can_be_applied_to_every_request(
         return
     event("accepted")
     assert RateLimitRule.objects.get().spec == one.spec
-    assert provider.reload().problems == []
+    assert provider.reload_ruleset().problems == []
     statuses = [answer(request) for request in asked]
     assert set(statuses) <= ANSWERS, [
         (status, request) for status, request in zip(statuses, asked, strict=True)
@@ -323,7 +323,7 @@ def test_any_content_of_redis_is_applied_or_ignored(
     """An older version or an operator has written the content. Valid rules apply, and the rest is
     left out.
     """
-    provider.load()  # Which database is ours is known from here on.
+    provider.load_ruleset()  # Which database is ours is known from here on.
     direct.delete(f"{prefix}{{rules}}:1")
     provider._ruleset = provider._snapshot = None
     by_hand(
@@ -359,7 +359,7 @@ def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
     if said_once:
         assert len(said_once) == 1
         assert any("'bad' cannot be applied" in problem for problem in health().problems)
-    known = provider.load()
+    known = provider.load_ruleset()
     RateLimitRule.objects.filter(pk=one.pk).update(key="ip", rate="0/h")
     provider._ruleset = known  # A process that has not heard of it.
     assert get() == [429]

@@ -79,7 +79,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
     put(direct, prefix, declared(6000, 1000))
     another_process()
     assert get() == [200]
-    known = provider.current()
+    known = provider.get_ruleset()
     assert known is not None
     new = put(direct, prefix, declared(6000, 0, edit=1))
     may_end, reads = threading.Event(), Ruleset.__init__
@@ -91,7 +91,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
 
     monkeypatch.setattr(Ruleset, "__init__", read)
     began = time.monotonic()
-    found = provider.load(StaleRules(new), Deadline(0.04))
+    found = provider.load_ruleset(StaleRules(new), Deadline(0.04))
     waited = time.monotonic() - began
     assert found is known
     assert waited < 0.5
@@ -102,7 +102,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
             break
         time.sleep(0.05)
     assert get() == [429]
-    assert provider.load().revision == new
+    assert provider.load_ruleset().revision == new
 
 
 def test_up_to_a_thousand_rules_apply_on_the_next_request(direct: redis.Redis, prefix: str) -> None:
@@ -152,7 +152,7 @@ def test_a_process_without_threads_compiles_in_the_caller(
     assert get() == [429]
 
 
-@pytest.mark.parametrize("change", ["_reread_settings", "_forget_published", "start_fresh"])
+@pytest.mark.parametrize("change", ["_reread_settings", "_forget_published", "reset_rules"])
 def test_rules_compiled_under_other_settings_are_not_used(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,5 +167,5 @@ def test_rules_compiled_under_other_settings_are_not_used(
         return fetched
 
     monkeypatch.setattr(provider, "_fetch", meanwhile)
-    assert "first" in provider.load().by_name
-    assert provider.in_force() is None
+    assert "first" in provider.load_ruleset().by_name
+    assert provider.loaded_ruleset() is None

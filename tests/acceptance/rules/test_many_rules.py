@@ -107,7 +107,7 @@ def test_published_rules_are_loaded_again_only_if_they_have_changed() -> None:
     """The same object is returned until the revision changes."""
     rules_yaml.apply(rules_yaml.plan(rules_text(FEW)))
     publish()
-    first = provider.load_published()
-    assert provider.load_published() is first
+    first = provider.refresh_ruleset()
+    assert provider.refresh_ruleset() is first
     rules_yaml.apply(rules_yaml.plan(rules_text(FEW).replace("100/m", "101/m")))
-    assert provider.load_published().revision.number == first.revision.number + 1
+    assert provider.refresh_ruleset().revision.number == first.revision.number + 1

@@ -237,7 +237,7 @@ def test_an_idle_process_loads_new_rules_at_a_random_moment(start: Start) -> Non
         first="setattr(sys.modules['django_ratelimit_lua.engine.listener'], 'SPREAD_SECONDS', 1e9)"
     )
     revision, saved = (
-        "provider.in_force().revision.number",
+        "provider.loaded_ruleset().revision.number",
         "RateLimitRevision.read('default').revision",
     )
     before = workers[1](revision)
@@ -350,7 +350,11 @@ def test_missing_rules_are_not_requested_by_every_request(
     direct.delete(*direct.keys(f"{prefix}*"))
     for worker in workers:
         worker("ask()")
-        until(lambda worker=worker: worker("provider.in_force().published.number == 0 and hears()"))
+        until(
+            lambda worker=worker: worker(
+                "provider.loaded_ruleset().published.number == 0 and hears()"
+            )
+        )
     direct.config_resetstat()
     for worker in workers:
         assert worker(question) == ["refused", met]
@@ -392,7 +396,8 @@ def test_no_request_waits_while_the_listener_waits_for_the_database(
         writer.execute("ROLLBACK")
     until(
         lambda: (
-            worker("ask()") == {"site": 5000} and worker("provider.in_force().published.number") > 0
+            worker("ask()") == {"site": 5000}
+            and worker("provider.loaded_ruleset().published.number") > 0
         )
     )
 

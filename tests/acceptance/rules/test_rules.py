@@ -98,7 +98,7 @@ def stale_process(function: Any) -> Any:
     """Run something with the rules that are known now, as a process would that has not heard of
     what came since.
     """
-    known = provider.load()
+    known = provider.load_ruleset()
     function()
     provider._ruleset = known
     return known
@@ -331,7 +331,7 @@ def test_unreadable_rows_and_parts_are_skipped_and_logged(
         "'os.system' match no request: the key is not registered",
     ):
         assert problem in caplog.text
-    assert any("the override of row" in problem for problem in problems.found())
+    assert any("the override of row" in problem for problem in problems.collect())
     key = f"{prefix}{{rules}}:1"
     RateLimitOverride.objects.create(network="203.0.113.3", effect="exempt")
     for field in direct.hkeys(key):
@@ -691,7 +691,7 @@ def test_a_process_that_lost_the_lock_publishes_nothing(
     """
     caplog.set_level(logging.INFO, "django_ratelimit_lua")
     rule()
-    provider.load()
+    provider.load_ruleset()
     triggers._compare()
     caplog.clear()
     triggers._warn("%s", OSError("the database is away"))
@@ -712,6 +712,6 @@ def test_publishing_in_a_transaction_waits_for_no_request() -> None:
     assert triggers.healing.submit(lambda: may_end.wait(60))
     try:
         with transaction.atomic():
-            assert publish() == provider.reload().revision.number
+            assert publish() == provider.reload_ruleset().revision.number
     finally:
         may_end.set()

@@ -78,7 +78,7 @@ def test_a_missing_migration_is_logged_once_and_not_retried_forever(
     call_command("migrate", "django_ratelimit_lua", verbosity=0)
     RateLimitRule.objects.create(name="all", path="/ok", key="path", rate="0/m")
     assert get() == 429
-    assert provider.load().by_name["all"].source == "admin"
+    assert provider.load_ruleset().by_name["all"].source == "admin"
     assert health().problems == ()
 
 
@@ -90,7 +90,7 @@ def test_a_migration_by_another_process_is_detected(
     known = provider.problems.database
     call_command("migrate", "django_ratelimit_lua", verbosity=0)
     provider.problems.database = known  # As if it had not happened here.
-    rules = provider.load()
+    rules = provider.load_ruleset()
     RateLimitRule.objects.create(name="all", path="/ok", key="path", rate="0/m")
     provider.problems.database, provider._ruleset, provider.database = known, rules, None
     assert get() == 429

@@ -146,10 +146,10 @@ def test_a_change_of_an_override_sends_and_loads_one_section(published: Publishe
     RateLimitOverride.objects.bulk_create(
         RateLimitOverride(network=network, effect="block") for network in networks
     )
-    before, known = published.direct.hgetall(published.key), provider.reload().snapshot
+    before, known = published.direct.hgetall(published.key), provider.reload_ruleset().snapshot
     block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
-    section = snapshot.section_of(block.pk)
-    after, loaded = published.direct.hgetall(published.key), provider.reload().snapshot
+    section = snapshot.section_number(block.pk)
+    after, loaded = published.direct.hgetall(published.key), provider.reload_ruleset().snapshot
     changed = {field.decode() for field in after if after[field] != before.get(field)}
     assert changed == {"revision", "sections", f"overrides:{section}"}
     assert loaded.rules is known.rules
@@ -214,11 +214,11 @@ def test_a_late_reply_of_the_database_is_used(
     answers, read = threading.Event(), triggers.snapshot_of
     monkeypatch.setattr(triggers, "snapshot_of", lambda using: answers.wait(30) and read(using))
     another_process()
-    gap = provider.load()
+    gap = provider.load_ruleset()
     assert not gap.rules
     answers.set()
-    until(lambda: provider.in_force() is not gap, "what the database has holds")
-    assert provider.in_force().published == gap.published
+    until(lambda: provider.loaded_ruleset() is not gap, "what the database has holds")
+    assert provider.loaded_ruleset().published == gap.published
     settings.RATELIMIT_TIMEOUT = 10
     assert get("/good", 1) == [429]
     assert get("/good", 3, "203.0.113.2") == [200, 200, 429]

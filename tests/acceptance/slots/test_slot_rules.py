@@ -67,7 +67,7 @@ def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -
     """
     assert ada.post(f"{RULE}add/", FORM).status_code == 302
     rule = RateLimitRule.objects.get()
-    assert rule.reading() == "2 at once per address, on /export/"
+    assert rule.describe() == "2 at once per address, on /export/"
     open_ones = [ada.get("/export/") for _ in range(2)]
     assert [each.status_code for each in open_ones] == [200, 200]
     refused = ada.get("/export/", headers={"accept": "text/plain"})
@@ -84,7 +84,7 @@ def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -
         call_command("ratelimit", "rules", "export", stdout=written)
     rule.delete()
     call_command("ratelimit", "rules", "import", file)
-    assert RateLimitRule.objects.get().reading() == "2 at once per address, on /export/"
+    assert RateLimitRule.objects.get().describe() == "2 at once per address, on /export/"
 
 
 @SITE

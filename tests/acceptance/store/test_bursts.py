@@ -20,7 +20,7 @@ import pytest
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.provider import load, start_fresh
+from django_ratelimit_lua.rules.provider import load_ruleset, reset_rules
 from django_ratelimit_lua.store import Deadline, get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.support.processes import free_port, until
@@ -35,7 +35,7 @@ def shipped(settings: Any) -> None:
     """Set the default deadline, and reset the process to one that has made no decision."""
     settings.RATELIMIT_TIMEOUT = 0.1
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0
-    start_fresh()
+    reset_rules()
 
 
 def assert_no_outage(
@@ -109,7 +109,7 @@ def test_a_burst_of_calls_that_wait_for_the_rules_is_decided(
     """
     deadline = Deadline(0.1)
     with provider._lock:
-        waiting = threading.Thread(target=load, args=(None, deadline))
+        waiting = threading.Thread(target=load_ruleset, args=(None, deadline))
         waiting.start()
         while waiting.is_alive():
             if others_are_answered:

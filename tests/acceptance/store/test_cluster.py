@@ -29,7 +29,7 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans, scan_bans
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing import publish
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.rules.status import EARLY, MAX_AGE, Freshness
 from django_ratelimit_lua.store import Store, get_store, why_unusable
 from django_ratelimit_lua.store.connection_params import ConnectionParams
@@ -68,7 +68,7 @@ def use(found: Cluster, settings: Any) -> None:
     settings.RATELIMIT_TIMEOUT = 5
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0
     settings.CACHES = found.cache()
-    start_fresh()
+    reset_rules()
 
 
 def key_of(limiter: RateLimiter, identity: str) -> bytes:
@@ -309,7 +309,7 @@ def test_several_limits_of_a_new_client_wait_until_their_hash_slot_has_moved(
     until the slot has moved, and decided by the fallback if that is after its deadline.
     """
     settings.RATELIMIT_TIMEOUT = timeout
-    start_fresh()
+    reset_rules()
     limiter = RateLimiter("both", ["100/h", "200/d"])
     limiter.peek("a")
     key = key_of(limiter, "x")
@@ -432,7 +432,7 @@ def test_a_hanging_master_of_the_rules_does_not_affect_other_slots(
             os.kill(victim.pid, signal.SIGCONT)
 
     assert Counter(decision.source for decision in asyncio.run(stopped())) == {"redis": 200}
-    start_fresh()
+    reset_rules()
     for name in others:
         limiter.hit(name)
     time.sleep(MAX_AGE)
@@ -458,7 +458,7 @@ def test_one_request_compares_the_rules_shortly_before_they_are_too_old() -> Non
     def asks(age: float, call: Call = one) -> list[bool]:
         freshness = Freshness()
         freshness.confirm(b"", NO_RULES, now - age)
-        return [freshness.is_due(call) for _ in range(3)]
+        return [freshness.claim_comparison(call) for _ in range(3)]
 
     assert [Freshness().is_due(one) for _ in range(2)] == [True, True]
     assert asks(0) == [False, False, False]
@@ -475,9 +475,9 @@ def test_a_comparison_of_rules_that_began_before_a_change_is_ignored() -> None:
     call = Call([], revision=NO_RULES, fence=b"f")
     freshness.expire()
     freshness.confirm(b"f", NO_RULES, asked_at)
-    assert freshness.is_due(call)
+    assert freshness.claim_comparison(call)
     freshness.confirm(b"f", NO_RULES, time.monotonic())
-    assert not freshness.is_due(call)
+    assert not freshness.claim_comparison(call)
 
 
 def test_a_process_starts_while_some_nodes_are_down(mortal: Cluster, settings: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.store import asynchronous, get_store, server
 from django_ratelimit_lua.testing.server import Server
 from tests.support.processes import until
@@ -26,7 +26,7 @@ def own(settings: Any) -> Iterator[redis.Redis]:
             "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": found.url}
         }
         settings.RATELIMIT_TIMEOUT = 5
-        start_fresh()
+        reset_rules()
         yield direct
         get_store().close()
 

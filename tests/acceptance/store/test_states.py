@@ -20,7 +20,7 @@ import redis
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.exceptions import StoreError
-from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import get_store, server
 from django_ratelimit_lua.store.commands import encode
@@ -59,7 +59,7 @@ def own(settings: Any) -> Iterator[Server]:
         settings.CACHES = {
             "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
         }
-        start_fresh()
+        reset_rules()
         yield server
         get_store().close()
 

@@ -14,7 +14,7 @@ from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, 
 from django_ratelimit_lua.contrib.gateway.envoy.question import DescriptorCharge, DescriptorRequest
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.rules import RuleError, compile
-from django_ratelimit_lua.rules.describe import reading
+from django_ratelimit_lua.rules.describe import describe_spec
 from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 
@@ -149,7 +149,7 @@ def test_a_key_reads_the_entry_of_the_same_name(key: Any, entries: list[str]) ->
 def test_a_rule_lists_its_descriptors() -> None:
     """The sentence of the rule has the descriptor's entries."""
     assert (
-        reading(LOGIN)
+        describe_spec(LOGIN)
         == "5 per minute per descriptor, for Envoy's descriptor generic_key=login, remote_address"
     )
     assert isinstance(compile({**LOGIN, "descriptor": "generic_key=login"}), Rule)

@@ -81,7 +81,7 @@ def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> N
             assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
         copy = given(name="copy", path="/copy", key="ip", rate="2/h", _saveasnew="yes")
         operator.post(f"{RULES}{site.pk}/change/", copy)
-        assert f"descriptor ({LINE})" in RateLimitRule.objects.get(pk=edge.pk).reading()
+        assert f"descriptor ({LINE})" in RateLimitRule.objects.get(pk=edge.pk).describe()
         assert RateLimitRule.objects.get(pk=edge.pk).options == EDGE
         edited = RateLimitChange.objects.filter(object_id=edge.pk).latest("pk")
         operator.post(f"{RULES}undo/{edited.pk}/")
@@ -100,7 +100,7 @@ def test_a_rule_that_loses_its_only_place_applies_nowhere() -> None:
     RateLimitRule.objects.create(**words, name="site", path="/ok", key="ip")
     with removed():
         publish()
-        rules = provider.load()
+        rules = provider.load_ruleset()
         assert ({"ok", "edge", "site"} & {*rules.by_name}, rules.problems) == ({"site"}, [])
         assert visits(2) == [200, 429]
 

@@ -174,7 +174,7 @@ def test_every_way_to_save_raises_the_revision() -> None:
     """It is raised in the database, also by a save of some fields and by bulk changes."""
     row = RateLimitRule.objects.create(name="api", path="/", key="ip", rate="5/m")
     revisions = [row.revision]
-    row.switch("off")
+    row.set_mode("off")
     revisions.append(row.revision)
     RateLimitRule.objects.update(order=3)
     revisions.append(RateLimitRule.objects.get().revision)

@@ -14,7 +14,7 @@ from django_ratelimit_lua.operations.confirmations import changed_confirmations,
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
 from django_ratelimit_lua.views.call_sites import (
     CallSite,
-    closest_name,
+    closest_call_site,
     known_call_sites,
     place_problems,
     route_names,
@@ -117,7 +117,7 @@ def test_a_name_close_to_a_call_site_gets_a_suggestion() -> None:
     """The suggestion is the most similar name. There is none if the name is that of a call site or
     similar to none.
     """
-    assert [closest_name(name) for name in ("serach", "search", "orders", "")] == [
+    assert [closest_call_site(name) for name in ("serach", "search", "orders", "")] == [
         "search",
         "",
         "",

@@ -15,7 +15,7 @@ from django_ratelimit_lua.identity import digest, key_id
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publishing.publisher import is_in_transaction, snapshot_of
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.rules.snapshot import SECTIONS, section_of
+from django_ratelimit_lua.rules.snapshot import SECTIONS, section_number
 from tests.support.limits import add_tier
 
 pytestmark = pytest.mark.django_db
@@ -52,10 +52,10 @@ def test_a_snapshot_contains_all_rules_and_overrides() -> None:
     sections = {
         number: section for number, section in enumerate(snapshot.overrides) if section["entries"]
     }
-    assert sections.keys() == {section_of(each.pk) for each in (block, exempt, faster)}
+    assert sections.keys() == {section_number(each.pk) for each in (block, exempt, faster)}
     subject = digest(("user", str(ada.pk))).decode()
-    assert sections[section_of(block.pk)] == {
-        "tag": sections[section_of(block.pk)]["tag"],
+    assert sections[section_number(block.pk)] == {
+        "tag": sections[section_number(block.pk)]["tag"],
         "fields": {"": ["network"]},
         "blocks": True,
         "keys": [key_id()],
@@ -64,8 +64,8 @@ def test_a_snapshot_contains_all_rules_and_overrides() -> None:
         "entries": {"ip4/32:cb007109": [[block.pk, "", "block"]]},
         "problems": [],
     }
-    assert sections[section_of(exempt.pk)] == {
-        "tag": sections[section_of(exempt.pk)]["tag"],
+    assert sections[section_number(exempt.pk)] == {
+        "tag": sections[section_number(exempt.pk)]["tag"],
         "fields": {"api": ["network"]},
         "blocks": False,
         "keys": [key_id()],
@@ -74,8 +74,8 @@ def test_a_snapshot_contains_all_rules_and_overrides() -> None:
         "entries": {"ip4/24:cb0071": [[exempt.pk, "api", "exempt"]]},
         "problems": [],
     }
-    assert sections[section_of(faster.pk)] == {
-        "tag": sections[section_of(faster.pk)]["tag"],
+    assert sections[section_number(faster.pk)] == {
+        "tag": sections[section_number(faster.pk)]["tag"],
         "fields": {"api": ["user"]},
         "blocks": False,
         "keys": [key_id()],
@@ -121,7 +121,7 @@ def test_a_change_of_an_override_changes_the_tag_of_its_section_only() -> None:
     block.forbids = True
     block.save()
     states.append(tags())
-    number = section_of(block.pk)
+    number = section_number(block.pk)
     block.delete()
     states.append(tags())
     assert states[0] == states[1] == states[2]

@@ -9,7 +9,7 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules import RuleError, compile
-from django_ratelimit_lua.rules.describe import reading
+from django_ratelimit_lua.rules.describe import describe_spec
 from django_ratelimit_lua.rules.rule import Rule
 
 RULE = {"name": "r", "path": "/", "key": "ip", "rate": "0/s"}
@@ -111,8 +111,8 @@ def test_an_exemption_may_have_conditions() -> None:
 def test_the_sentence_of_a_rule_has_its_conditions() -> None:
     """Also an empty pattern is mentioned."""
     rule = {**RULE, "user_agent": ["*bot*", "!x"], "network": "!google", "waited": "500ms"}
-    assert reading(rule) == (
+    assert describe_spec(rule) == (
         "0 per second per address, on / with the user agents *bot* and !x with the waiting time "
         "above 500ms with the networks !google"
     )
-    assert "with the user agents" in reading({**RULE, "user_agent": ""})
+    assert "with the user agents" in describe_spec({**RULE, "user_agent": ""})

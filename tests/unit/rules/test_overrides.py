@@ -14,10 +14,10 @@ from django_ratelimit_lua.rules.overrides import (
     EVERY_RULE,
     Override,
     Overrides,
-    field_of,
+    find_strongest,
     is_kind,
+    lookup_field,
     strength,
-    strongest,
     value_key,
 )
 
@@ -54,13 +54,13 @@ def test_the_overrides_of_an_address_are_found_by_prefix() -> None:
     )
 
     def found(address: str) -> list[int]:
-        return [override.pk for override in overrides.of_address(ip_address(address))]
+        return [override.pk for override in overrides.find_by_address(ip_address(address))]
 
     assert found("203.0.113.9") == [4, 2, 1]
     assert found("203.0.113.8") == [2, 1]
     assert found("198.51.100.7") == []
     assert found("2001:db8::1") == [5]
-    (network,) = overrides.of_address(ip_address("2001:db8::1"))
+    (network,) = overrides.find_by_address(ip_address("2001:db8::1"))
     assert network.subject == digest(("network", "2001:db8::/48"))
 
 
@@ -79,20 +79,20 @@ def test_a_client_is_found_by_its_user_its_values_and_its_digest() -> None:
             )
         ]
     )
-    (blocked,) = overrides.of_identity("user", ("user", "7"))
+    (blocked,) = overrides.find_by_identity("user", ("user", "7"))
     assert blocked == Override(
         1, ends=9, block=Block(True, "Write to us."), subject=user.encode(), strength=130
     )
-    (limited,) = overrides.of_identity("get:q", ("get", "q", "ada"))
+    (limited,) = overrides.find_by_identity("get:q", ("get", "q", "ada"))
     assert (limited.pk, limited.rule, limited.rate, limited.burst) == (
         2,
         "api",
         Rate.parse("5/m"),
         9,
     )
-    assert [one.pk for one in overrides.of_identity("exact:get:q", ("get", "q", "ada"))] == [3]
-    assert [one.pk for one in overrides.of_client(user.encode())] == [4]
-    assert list(overrides.of_identity("user", ("user", "8"))) == []
+    assert [one.pk for one in overrides.find_by_identity("exact:get:q", ("get", "q", "ada"))] == [3]
+    assert [one.pk for one in overrides.find_by_client(user.encode())] == [4]
+    assert list(overrides.find_by_identity("user", ("user", "8"))) == []
 
 
 def test_the_overrides_of_a_client_in_several_sections_are_found_together() -> None:
@@ -105,7 +105,7 @@ def test_the_overrides_of_a_client_in_several_sections_are_found_together() -> N
             for number, each in enumerate(keys)
         ]
     )
-    assert [one.pk for one in overrides.of_identity("user", ("user", "7"))] == [0, 1, 2]
+    assert [one.pk for one in overrides.find_by_identity("user", ("user", "7"))] == [0, 1, 2]
     assert overrides.number == 1
 
 
@@ -129,7 +129,7 @@ def test_an_invalid_entry_is_skipped_and_logged_once(entry: Any, caplog: Any) ->
     """The other overrides of the client apply."""
     overrides = Overrides([section(entries={"digest:ada": [entry, [2, "", "block"]]})])
     for _ in range(2):
-        assert [one.pk for one in overrides.of_client(b"ada")] == [2]
+        assert [one.pk for one in overrides.find_by_client(b"ada")] == [2]
     assert len(caplog.records) == 1
 
 
@@ -141,7 +141,7 @@ def test_members_that_were_edited_by_hand_break_no_look_up() -> None:
         entries={"ip4/99:cb": [[1, "", "block"]], "ip4/24:cb0071": [[2, "", "block"]]},
     )
     overrides = Overrides([odd])
-    assert [one.pk for one in overrides.of_address(ip_address("203.0.113.9"))] == [2]
+    assert [one.pk for one in overrides.find_by_address(ip_address("203.0.113.9"))] == [2]
     assert list(overrides.fields[""]) == ["network"]
     assert len(overrides.problems) == 4
 
@@ -151,9 +151,9 @@ def test_a_field_that_reads_numbers_differs_from_one_that_reads_text() -> None:
     subject = digest(("get", "n", "7")).decode()
     as_text, as_number = [value_key(kind, subject) for kind in ("get:n", "int:get:n")]
     overrides = Overrides([section(entries={as_text: [[1]], as_number: [[2, "", "block"]]})])
-    found = overrides.of_identity("int:get:n", ("get", "n", "7"))
+    found = overrides.find_by_identity("int:get:n", ("get", "n", "7"))
     assert [one.pk for one in found] == [2]
-    assert list(overrides.of_identity("get:n", ("get", "n", "7"))) == []
+    assert list(overrides.find_by_identity("get:n", ("get", "n", "7"))) == []
 
 
 def test_only_fields_that_may_matter_are_looked_up() -> None:
@@ -178,7 +178,7 @@ def test_the_most_specific_override_applies() -> None:
     limit = Override(3, "api", "limit", Rate(5, 60_000_000))
 
     def effect(*overrides: list[Override], rule: str = "api") -> str | None:
-        found = strongest([each for some in overrides for each in some], rule, NOW)
+        found = find_strongest([each for some in overrides for each in some], rule, NOW)
         return found and f"{found.effect} {found.pk}"
 
     assert effect(of("user", exempt), of("ip4/24", block)) == "exempt 2"
@@ -196,7 +196,7 @@ def test_an_override_applies_from_its_start_to_its_end() -> None:
     is None if the override has no end.
     """
     assert [FASTER.is_active(now) for now in (4, 5, NOW, NOW + 1)] == [False, True, True, False]
-    assert strongest([FASTER], "api", NOW + 1) is None
+    assert find_strongest([FASTER], "api", NOW + 1) is None
     assert (FASTER.retry_after(NOW - 1_000_000), BLOCK.retry_after(NOW)) == (1.000001, None)
 
 
@@ -234,7 +234,7 @@ def test_another_burst_applies_only_to_algorithms_with_bursts() -> None:
 def test_the_values_that_overrides_refer_to_are_recognized(kind: object, is_one: bool) -> None:
     """They are users, networks, digests, and the fields that a key can name."""
     assert is_kind(kind) is is_one
-    assert field_of("ip6/48") == "network"
+    assert lookup_field("ip6/48") == "network"
 
 
 def test_a_smaller_network_is_more_specific() -> None:

@@ -17,7 +17,7 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.rules.rule import Rule
-from django_ratelimit_lua.rules.snapshot import read_rule
+from django_ratelimit_lua.rules.snapshot import compile_entry
 from django_ratelimit_lua.views.call_sites import call_site, known_call_sites
 
 API = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
@@ -394,11 +394,11 @@ def test_slots_take_no_options_of_the_rates_in_code() -> None:
 def test_invalid_tiers_of_a_published_rule_are_left_out(tier: object) -> None:
     """Other parts that are invalid leave out the whole rule, or keep its last valid version."""
     given = {**API, "id": 1, "tiers": [{"group": "a", "rate": "2/s"}, tier]}
-    read = read_rule(given, None)
+    read = compile_entry(given, None)
     assert read.rule is not None
     assert read.rule.template is not None
     assert [name for name, _ in read.rule.template.tiers] == ["a"]
     assert "these tiers are skipped" in read.problems[0]
-    broken = read_rule({**given, "rate": "1/moon"}, read.rule)
+    broken = compile_entry({**given, "rate": "1/moon"}, read.rule)
     assert broken.rule is read.rule
     assert "its last valid version stays in force" in broken.problems[0]

@@ -9,7 +9,7 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua.views.call_sites import KnownCallSites, call_site
-from django_ratelimit_lua.views.inspection import group_of
+from django_ratelimit_lua.views.inspection import default_group
 from tests.unit.rules.test_rule import limit_name
 
 
@@ -53,20 +53,20 @@ def test_a_view_is_named_by_its_module_and_function() -> None:
     its function, a bound method by the class of its object, and a lambda also by its line.
     """
     here = __name__
-    assert group_of(view) == group_of(functools.partial(view)) == f"{here}.view"
-    assert (group_of(OnClass.as_view()), group_of(Heir.as_view())) == (
+    assert default_group(view) == default_group(functools.partial(view)) == f"{here}.view"
+    assert (default_group(OnClass.as_view()), default_group(Heir.as_view())) == (
         f"{here}.OnClass",
         f"{here}.Heir",
     )
     bound = Heir().get
     as_method_decorator_does = functools.wraps(Heir.get)(functools.partial(bound))
     for method in (bound, as_method_decorator_does, never_cache(as_method_decorator_does)):
-        assert group_of(method) == f"{here}.Heir.get"
+        assert default_group(method) == f"{here}.Heir.get"
     one, other = (lambda request: None), (lambda request: None)
-    assert group_of(one).startswith(
+    assert default_group(one).startswith(
         f"{here}.test_a_view_is_named_by_its_module_and_function.<locals>.<lambda>:"
     )
-    assert group_of(one) == group_of(other), "on one line"
+    assert default_group(one) == default_group(other), "on one line"
 
 
 def test_limits_of_call_sites_never_share_a_count() -> None:

@@ -15,7 +15,7 @@ from rest_framework.generics import ListCreateAPIView, UpdateAPIView
 from rest_framework.viewsets import ModelViewSet
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.views.inspection import is_behind_login, on_view
+from django_ratelimit_lua.views.inspection import inspect_view, is_behind_login
 
 limited = ratelimit(key="ip", rate="5/m")
 hourly = ratelimit(key="ip", rate="50/h")
@@ -58,7 +58,7 @@ class Gated(LoginRequiredMixin, OnDispatch):
 def rates(view: Any, method: str | None = "GET") -> list[tuple[str, ...]]:
     return [
         (stack.method, *map(str, stack.rules[0].template.rates))
-        for stack in on_view(view, method).stacks
+        for stack in inspect_view(view, method).stacks
     ]
 
 
@@ -92,12 +92,12 @@ def test_limits_on_a_view_are_found(view: Any, found: list[Any]) -> None:
     """
     for method in ("GET", "HEAD", None):
         assert rates(view, method) == found
-    assert on_view(view, "GET").unknown == []
+    assert inspect_view(view, "GET").unknown == []
 
 
 def test_stacked_limits_are_one_stack() -> None:
     """Stacked limits are decided in one call, so they are returned as one stack."""
-    (stack,) = on_view(never_cache(hourly(limited(fine)))).stacks
+    (stack,) = inspect_view(never_cache(hourly(limited(fine)))).stacks
     assert [str(rule.template.rates[0]) for rule in stack.rules] == ["50/h", "5/m"]
 
 
@@ -107,7 +107,8 @@ def test_a_method_counts_under_the_class_of_the_view() -> None:
     """
     cls = type("Heir", (OnDispatch,), {})
     names = [
-        stack.group.removeprefix(f"{__name__}.") for stack in on_view(cls.as_view(), "GET").stacks
+        stack.group.removeprefix(f"{__name__}.")
+        for stack in inspect_view(cls.as_view(), "GET").stacks
     ]
     assert names == ["Heir.dispatch"] * 2 + ["Heir.get"] * 2
 
@@ -127,7 +128,7 @@ def test_limits_that_cannot_be_read_are_reported_as_unknown(
     """These are methods of the class that the view may call through `self` or `super`, and
     functions inside another callable.
     """
-    found = on_view(view, "GET")
+    found = inspect_view(view, "GET")
     assert found.unknown == unknown
     assert [stack.group.removeprefix(f"{__name__}.") for stack in found.hidden] == groups
 
@@ -139,7 +140,7 @@ def test_a_method_limited_for_other_requests_is_not_reported_as_unknown() -> Non
         get = Parent.options
         post = Parent.get
 
-    assert (rates(Both.as_view(), "GET"), on_view(Both.as_view(), "GET").unknown) == ([], [])
+    assert (rates(Both.as_view(), "GET"), inspect_view(Both.as_view(), "GET").unknown) == ([], [])
     assert rates(Both.as_view(), "POST") == [("post", "5/m")]
 
 
@@ -171,7 +172,7 @@ class Rows(ModelViewSet):
 def test_methods_that_rest_framework_calls_are_found(view: Any, method: str, name: str) -> None:
     """Limits on the methods of REST framework's generic views, mixins and view sets are found."""
     assert rates(view, method) == ([(name, "5/m")] if name else [])
-    assert on_view(view, method).unknown == []
+    assert inspect_view(view, method).unknown == []
 
 
 class Asking(LoginRequiredMixin, View):
@@ -195,6 +196,6 @@ def test_a_login_before_a_limit_is_detected(view: Any, is_behind: bool, settings
     """A login that the decorator, the mixin or the middleware requires is detected if it precedes
     the limit.
     """
-    assert is_behind_login(view, on_view(view, "GET").stacks[0]) is is_behind
+    assert is_behind_login(view, inspect_view(view, "GET").stacks[0]) is is_behind
     settings.MIDDLEWARE = ["django.contrib.auth.middleware.LoginRequiredMiddleware"]
-    assert is_behind_login(view, on_view(view, "GET").stacks[0])
+    assert is_behind_login(view, inspect_view(view, "GET").stacks[0])
