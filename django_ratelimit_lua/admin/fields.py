@@ -40,9 +40,9 @@ def option_field(option: Option) -> forms.Field:
         choices = [("", "---------"), *((name, _(label)) for name, label in names.items())]
         return forms.ChoiceField(choices=choices, **words)
     if isinstance(check, Whole):
-        return forms.IntegerField(min_value=check.least, max_value=check.most, **words)
+        return forms.IntegerField(min_value=check.minimum, max_value=check.maximum, **words)
     if isinstance(check, Number):
-        return forms.FloatField(min_value=check.least, max_value=check.most, **words)
+        return forms.FloatField(min_value=check.minimum, max_value=check.maximum, **words)
     if isinstance(check, Lines):
         return LinesField(**words)
     return forms.CharField(**words)

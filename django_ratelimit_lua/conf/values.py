@@ -112,11 +112,12 @@ def check_keys(value: object) -> dict[str, object]:
 
 def check_secrets(value: object) -> tuple[str | bytes, ...]:
     """Check for one secret or a list of them. None stands for those of Django."""
-    secrets = value
     if value is None:
         secrets = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
-    if not isinstance(secrets, (list, tuple)) or not secrets:
-        secrets = [secrets]
+    elif isinstance(value, (list, tuple)) and value:
+        secrets = list(value)
+    else:
+        secrets = [value]
     for secret in secrets:
         is_encodable = not isinstance(secret, str) or not re.search("[\ud800-\udfff]", secret)
         if not secret or not isinstance(secret, (str, bytes)) or not is_encodable:
@@ -136,10 +137,9 @@ def check_token(value: object) -> str:
 
 def check_tokens(value: object) -> tuple[str, ...]:
     """Check for one token or a list of them."""
-    tokens = value
-    if not isinstance(value, (list, tuple)) or not value:
-        tokens = [value]
-    return tuple([check_token(token) for token in tokens])
+    if isinstance(value, (list, tuple)) and value:
+        return tuple([check_token(token) for token in value])
+    return (check_token(value),)
 
 
 def check_header(value: object) -> str:

@@ -91,7 +91,7 @@ class DenyCache:
             or now >= max(denial.asked_at, self.received_at) + UNHEARD_SECONDS
         ):
             return None
-        return denial.decision.later(now - denial.answered_at, "deny-cache")
+        return denial.decision.repeated(now - denial.answered_at, "deny-cache")
 
     def note(self, call: Call, decision: Decision, asked_at: float, generation: int) -> None:
         """Store a refusal, unless a refund or a change has come since its call began.

@@ -30,10 +30,11 @@ def ban_lengths(value: Any) -> str:
     ...
     django_ratelimit_lua.limits.rate.LimitError: 'soon': write a number and a unit ...
     """
-    entries = value
     if isinstance(value, str):
         entries = [entry.strip() for entry in value.split(",")]
-    elif not isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple)):
+        entries = list(value)
+    else:
         entries = [value]
     if not 1 <= len(entries) <= MAX_LENGTHS:
         raise LimitError(
@@ -99,10 +100,6 @@ class Ban(NamedTuple):
     offences: int = 0
     times: int = 0
     is_new: bool = False
-
-    def later(self) -> Ban:
-        """Return the ban as a later decision reports it: not new."""
-        return self._replace(is_new=False)
 
     @property
     def ends_at(self) -> datetime | None:

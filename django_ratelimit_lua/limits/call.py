@@ -20,16 +20,16 @@ from .rate import SECOND, LimitError
 
 Operation = Literal["hit", "peek", "charge", "refund", "ban", "unban"]
 
-_HEAD = Struct("<5d")
+_RECORD_START = Struct("<5d")
 BAN = "ban"
 """The name of the Lua file that decides bans."""
 _STALE = b"stale "
 _REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{8}-[0-9a-f]{8})?")
 _VERDICTS = (0.0, 1.0)
-_OF_BANS = ("ban", "unban")
-_HEADER = 4
-_PER_LIMIT = 5
-_PER_BAN = 6
+# The numbers of a reply: of the call, and then those of each limit, and of its ban if it has one.
+_OF_CALL = 4
+_OF_LIMIT = 5
+_OF_BAN = 6
 MAX_COST = 10**9
 """Units of one hit."""
 MAX_HOLD_US = 5 * SECOND
@@ -98,12 +98,12 @@ class Revision(NamedTuple):
 
 
 NO_RULES = Revision(0, b"0")
-"""That of rules that were never published."""
+"""The revision of rules that were never published."""
 UNKNOWN = Revision(-1, b"")
-"""One that no rules have."""
+"""A revision that no rules have."""
 
 
-class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and asks again
+class StaleRules(Exception):  # noqa: N818 - not an error: the caller loads the rules and retries
     """The caller's rules or overrides were not the current ones, so nothing was counted.
 
     - `current`: the revision in force.
@@ -156,8 +156,10 @@ class Call(NamedTuple):
 
     def max_wait_us_of(self, limit: Limit) -> int:
         """Return how long a hit may wait under one of the limits; negative: without a maximum."""
+        if self.max_wait_us is not None and not limit.kind.is_bucket:
+            return 0
         if self.max_wait_us is not None:
-            return self.max_wait_us if limit.kind.is_bucket else 0
+            return self.max_wait_us
         if limit.max_wait_us < 0 and self.longest_hold_us is not None:
             return self.longest_hold_us
         return limit.max_wait_us
@@ -231,42 +233,40 @@ class Call(NamedTuple):
 
     def args(self, token: bytes = b"") -> list[bytes]:
         """Return the arguments as bytes. The reply ends with the token, which identifies it."""
-        now = Clock.time_ns() // 1000
-        moment = b""
-        if self.now is not None:
-            now = self.now
-            moment = b"%d" % now
-        revision = b""
-        if self.revision is not None:
-            revision = self.revision.text
-        mode = b""
+        revision = b"" if self.revision is None else self.revision.text
+        now = b"" if self.now is None else b"%d" % self.now
+        return [self.operation.encode(), revision, now, self._mode(), *self._records(), token]
+
+    def _mode(self) -> bytes:
+        """Return the argument whose meaning depends on the operation."""
         if self.operation == "refund":
-            mode = b"%d" % self.hit_at if self.hit_at else b""
-        elif self.debt:
-            mode = b"debt"
-        elif self.partial:
-            mode = b"partial"
-        args = [self.operation.encode(), revision, moment, mode]
+            return b"%d" % self.hit_at if self.hit_at else b""
+        if self.debt:
+            return b"debt"
+        if self.partial:
+            return b"partial"
+        return b""
+
+    def _records(self) -> list[bytes]:
+        """Return the record of each limit, followed by that of its ban if it has one."""
+        records = []
+        now = Clock.time_ns() // 1000 if self.now is None else self.now
         places = {name: place for place, name in enumerate(self.algorithms, 1)}
-        for charge in self.charges:
-            limit, _digest, cost = charge
+        for limit, _digest, cost in self.charges:
             is_shadow = limit.mode != "enforce"
             is_tried_again = self.is_tried_again(limit)
             counts_denied = limit.count_denied and not is_tried_again
-            units = cost
-            if self.operation in _OF_BANS:
-                units = 0
+            units = 0 if self.operation in ("ban", "unban") else cost
             max_wait_us = self.max_wait_us_of(limit)
-            head = (places[limit.algorithm], units, is_shadow, counts_denied, max_wait_us)
-            record = _HEAD.pack(*head) + (limit.packed or limit.packed_at(now))
+            start = (places[limit.algorithm], units, is_shadow, counts_denied, max_wait_us)
+            record = _RECORD_START.pack(*start) + (limit.packed or limit.packed_at(now))
             if limit.holds:
                 record += self.slot
-            args.append(record)
+            records.append(record)
             if limit.ban is not None and self.decides_bans:
-                head = (places[BAN], cost, is_shadow, not is_tried_again, 0)
-                args.append(_HEAD.pack(*head) + limit.ban.packed)
-        args.append(token)
-        return args
+                start = (places[BAN], cost, is_shadow, not is_tried_again, 0)
+                records.append(_RECORD_START.pack(*start) + limit.ban.packed)
+        return records
 
     def read(self, reply: object, token: bytes = b"") -> Decision:
         """Return the decision of a reply.
@@ -274,65 +274,68 @@ class Call(NamedTuple):
         Raises `StaleRules`, and `ValueError` if it is not the reply to this very call: if its form
         or length differs, a number is out of range, or the token that was sent is missing.
         """
-        if not isinstance(reply, bytes) or not reply.endswith(token):
-            raise ValueError(f"unexpected reply to a call: {reply!r:.80}")
-        size = len(reply) - len(token)
-        # No decision begins so: its first double is 0 or 1.
-        if self.revision is not None and reply.startswith(_STALE):
-            self._raise_stale(reply[len(_STALE) : size])
-        count = _HEADER
-        for charge in self.charges:
-            count += _PER_LIMIT
-            if charge.limit.ban is not None and self.decides_bans:
-                count += _PER_BAN
-        if size != 8 * count:
-            raise ValueError(f"unexpected reply to a call: {size} bytes")
-        numbers = _doubles(count).unpack_from(reply)
-        allowed, moment, granted, wait = numbers[:_HEADER]
-        if not isfinite(sum(numbers)) or allowed not in _VERDICTS:
-            raise ValueError("unexpected reply to a call: numbers out of range")
+        numbers = self._read_numbers(reply, token)
+        allowed, moment, granted, wait = numbers[:_OF_CALL]
+        place = _OF_CALL
         states: tuple[LimitState, ...] = ()
-        at = _HEADER
         for limit, _, _ in self.charges:
-            used, retry, reset, held, counted_at = numbers[at : at + _PER_LIMIT]
-            at += _PER_LIMIT
+            used, retry_us, reset_us, wait_us, counted_at = numbers[place : place + _OF_LIMIT]
+            place += _OF_LIMIT
             units = ceil(used)
             remaining = limit.counts_to - units
-            retry_after = None
-            if retry >= 0:
-                retry_after = retry / SECOND
+            # In the order of the fields: by keywords, every hit would take longer.
             state = LimitState(
                 limit.name,
-                retry == 0,
+                retry_us == 0,
                 limit.rate.limit,
                 units,
                 remaining if remaining > 0 else 0,
-                retry_after,
-                reset / SECOND,
-                held / SECOND,
+                retry_us / SECOND if retry_us >= 0 else None,
+                reset_us / SECOND,
+                wait_us / SECOND,
                 limit.mode,
                 limit.rate.period_us / SECOND,
                 int(counted_at),
             )
             if limit.ban is not None and self.decides_bans:
-                offences, left, _reset, _wait, new, times = numbers[at : at + _PER_BAN]
-                at += _PER_BAN
-                until = int(moment + left) if left else 0
-                state = state.with_ban(
-                    Ban(until, int(offences), int(times), new > 0), left / SECOND
-                )
+                state = _add_ban(state, moment, numbers[place : place + _OF_BAN])
+                place += _OF_BAN
             states += (state,)
+        if place != len(numbers):
+            raise ValueError(f"unexpected reply to a call: {len(numbers)} numbers, not {place}")
         if self.operation not in ("hit", "charge"):
             granted = 0
-        revision = 0
-        if self.revision is not None:
-            revision = self.revision.number
         return Decision(
-            allowed == 1, states, int(granted), wait / SECOND, "redis", int(moment), revision
+            allowed == 1,
+            states,
+            int(granted),
+            wait / SECOND,
+            "redis",
+            int(moment),
+            self.revision_number,
         )
 
+    def _read_numbers(self, reply: object, token: bytes) -> Sequence[float]:
+        """Return the numbers of a reply. Raises `StaleRules` and `ValueError`, see `read`."""
+        if not isinstance(reply, bytes) or not reply.endswith(token):
+            raise ValueError(f"unexpected reply to a call: {reply!r:.80}")
+        size = len(reply) - len(token)
+        # No decision begins so: its first number is 0 or 1.
+        if self.revision is not None and reply.startswith(_STALE):
+            self._raise_stale(reply[len(_STALE) : size])
+        count, remainder = divmod(size, 8)
+        if remainder or count < _OF_CALL:
+            raise ValueError(f"unexpected reply to a call: {size} bytes")
+        numbers = _doubles(count).unpack_from(reply)
+        if not isfinite(sum(numbers)) or numbers[0] not in _VERDICTS:
+            raise ValueError("unexpected reply to a call: numbers out of range")
+        return numbers
+
     def _raise_stale(self, text: bytes) -> None:
-        """Raise `StaleRules` with the revision in force, as the reply names it."""
+        """Raise `StaleRules` with the revision in force, as the reply names it.
+
+        Raises `ValueError` if that is the revision of the call.
+        """
         try:
             current = Revision.read(text)
         except ValueError:  # It was edited by hand. The rules are published again.
@@ -342,6 +345,14 @@ class Call(NamedTuple):
                 "unexpected reply to a call: it reports the revision of the call as changed"
             )
         raise StaleRules(current)
+
+
+def _add_ban(state: LimitState, moment: float, numbers: Sequence[float]) -> LimitState:
+    """Return the state of a limit with its ban, given the numbers of the ban in the reply."""
+    offences, left_us, _reset_us, _wait_us, begins_at, times = numbers
+    until = int(moment + left_us) if left_us else 0
+    ban = Ban(until, int(offences), int(times), is_new=begins_at > 0)
+    return state.with_ban(ban, left_us / SECOND)
 
 
 @lru_cache(maxsize=64)

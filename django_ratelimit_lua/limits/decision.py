@@ -76,7 +76,17 @@ class LimitState(NamedTuple):
         cls, name: str, retry_after: float | None, mode: Mode, block: Block = PLAIN_BLOCK
     ) -> LimitState:
         """Return the state of a block that replaces a limit: nothing is available until it ends."""
-        return cls(name, False, 0, 0, 0, retry_after, retry_after or 0.0, 0.0, mode, block=block)
+        return cls(
+            name=name,
+            allowed=False,
+            limit=0,
+            used=0,
+            remaining=0,
+            retry_after=retry_after,
+            reset_after=retry_after or 0.0,
+            mode=mode,
+            block=block,
+        )
 
     def with_ban(self, ban: Ban, seconds: float) -> LimitState:
         """Return the state with a ban that lasts for these seconds; 0.0: no ban is in force."""
@@ -94,14 +104,15 @@ class LimitState(NamedTuple):
             ban=ban,
         )
 
-    def later(self, seconds: float) -> LimitState:
-        """Return the same refusal, as it is this number of seconds later."""
+    def aged(self, seconds: float) -> LimitState:
+        """Return the state of the same refusal, as it is this number of seconds later."""
         retry_after = self.retry_after
         if retry_after is not None:
             retry_after = max(retry_after - seconds, 0.0)
         ban = self.ban
         if ban is not None:
-            ban = ban.later()
+            ban = ban._replace(is_new=False)
+        # In the order of the fields: by keywords, a repeated refusal would take longer.
         return LimitState(
             self.name,
             self.allowed,
@@ -123,6 +134,7 @@ class LimitState(NamedTuple):
 
         Those units are taken since `counted_at`, but not spent.
         """
+        # In the order of the fields: by keywords, a hit from a lease would take longer.
         return LimitState(
             self.name,
             True,
@@ -241,34 +253,29 @@ class Decision(NamedTuple):
     @property
     def banned_until(self) -> datetime | None:
         """Return the latest end of the bans that refuse the request; None if no ban does."""
-        return max(
-            (until for state in self.refusing if (until := state.banned_until) is not None),
-            default=None,
-        )
+        ends = [state.banned_until for state in self.refusing]
+        return max([end for end in ends if end is not None], default=None)
 
     @property
     def reset_after(self) -> float:
         """Return the seconds until every limit is completely unused if nothing else happens."""
         return max([state.reset_after for state in self.enforced], default=0.0)
 
-    def later(self, seconds: float, source: Source) -> Decision:
+    def repeated(self, seconds: float, source: Source) -> Decision:
         """Return the same refusal, as it is this number of seconds later."""
-        states = tuple([state.later(seconds) for state in self.limits])
+        states = tuple([state.aged(seconds) for state in self.limits])
         wait = max(self.wait - seconds, 0.0)
         moment = self.moment + round(seconds * SECOND)
         return Decision(False, states, 0, wait, source, moment, self.revision)
 
     def merged(self, later: Decision) -> Decision:
-        """Return one decision that combines two decisions about the same request."""
-        source = later.source
-        if self.source == "fallback":
-            source = "fallback"
+        """Return one decision that combines this one with a later one about the same request."""
         return Decision(
             allowed=self.allowed and later.allowed,
             limits=self.limits + later.limits,
             granted=max(self.granted, later.granted),
             wait=max(self.wait, later.wait),
-            source=source,
+            source="fallback" if self.source == "fallback" else later.source,
             moment=later.moment,
             revision=later.revision,
             identity=self.identity or later.identity,

@@ -74,42 +74,36 @@ class Limit(Terms):
         try:
             if not isinstance(rate, Rate):
                 rate = Rate.parse(rate)
-            self._set(names | read_options(options) | {"rate": rate})
-            self._derive()
+            self._set_attributes(names | read_options(options) | {"rate": rate})
+            self._derive_attributes()
         except LimitError as error:
             error.where = f"Limit {name!r}: "
             raise
 
-    def _set(self, values: Mapping[str, object]) -> None:
+    def _set_attributes(self, values: Mapping[str, object]) -> None:
         for attribute, value in values.items():
             object.__setattr__(self, attribute, value)
 
-    def _derive(self) -> None:
-        """Set the attributes that follow from the rate and the options."""
-        kind = algorithms.ALGORITHMS[self.algorithm]
+    def _derive_attributes(self) -> None:
+        """Set the attributes that follow from the rate and the options, each from those before."""
+        kind = self.kind
         if self.rate.is_slots != kind.holds:
-            raise other_rate(self.rate)
+            raise wrong_rate(self.rate)
         max_wait_us = round((self.max_wait or 0) * SECOND)
         if kind.waits_anyway and self.max_wait is None:
             max_wait_us = -1
         capacity = kind.capacity(self.rate, {"burst": self.burst, "queue": self.queue})
-        self._set({"max_wait_us": max_wait_us, "capacity": capacity})
+        self._set_attributes({"max_wait_us": max_wait_us, "capacity": capacity})
         numbers = kind.numbers(self, 0)
         packed = b""
         if self.align not in PERIODS:
-            packed = _packed(numbers)
-        self._set(
-            {
-                "packed": packed,
-                "counts_to": numbers[0],
-                "is_hot": self.lease is not None or self.split,
-                "holds": kind.holds,
-            }
-        )
-        self._set(self._keys())
-        self._set({"text": repr((self, self.ban))})
+            packed = _pack(numbers)
+        is_hot = self.lease is not None or self.split
+        self._set_attributes({"packed": packed, "counts_to": numbers[0], "is_hot": is_hot})
+        self._set_attributes({"holds": kind.holds, **self._derive_keys()})
+        self._set_attributes({"text": repr((self, self.ban))})
 
-    def _keys(self) -> Mapping[str, object]:
+    def _derive_keys(self) -> Mapping[str, object]:
         """Return the attributes that name the keys of the count and of the bans."""
         _name, key_name = _name_and_key(self.counted_as)
         ban = BanTerms.of(self, key_name)
@@ -148,7 +142,7 @@ class Limit(Terms):
         """
         if self.mode == "shadow":
             return self
-        return self._but(mode="advise")
+        return self._replace(mode="advise")
 
     def without_bans(self) -> Limit:
         """Return the same limit, with the same count, without bans."""
@@ -157,10 +151,13 @@ class Limit(Terms):
 
     def with_ban(self, terms: BanTerms) -> Limit:
         """Return the same limit with these ban terms."""
-        return self._but(ban=terms)
+        return self._replace(ban=terms)
 
-    def at(self, rate: Rate, burst: int | None, variant: str) -> Limit:
-        """Return this limit at another rate, with a count of its own. Raises `LimitError`."""
+    def at_rate(self, rate: Rate, burst: int | None, variant: str) -> Limit:
+        """Return this limit at another rate, with a count of its own.
+
+        Without a `burst`, this limit's own stays. Raises `LimitError`.
+        """
         options: dict[str, Any] = {option: getattr(self, option) for option in OPTIONS}
         if burst is not None:
             options["burst"] = burst
@@ -170,21 +167,23 @@ class Limit(Terms):
         limit = Limit(self.name, rate, counted_as=self.counted_as, variant=variant, **options)
         if is_advising:
             limit = limit.advising()
-        return limit._but(ban=self.ban)
+        return limit._replace(ban=self.ban)
 
     def renamed(self, name: str) -> Limit:
         """Return the same limit under another name, with its own count."""
         name, _key_name = _name_and_key(name)
-        renamed = self._but(name=name, counted_as=name)
-        keys = renamed._keys()
-        if self.ban is None:
-            keys = {**keys, "ban": None}
-        return renamed._but(**keys)
+        renamed = self._replace(name=name, counted_as=name)
+        renamed = renamed._replace(**renamed._derive_keys())
+        if self.ban is None:  # It may be a limit `without_bans`.
+            return renamed.without_bans()
+        return renamed
 
-    def _but(self, **changes: object) -> Limit:
+    def _replace(self, **changes: object) -> Limit:
+        """Return a copy with other attributes, without deriving any from them but the text."""
         copy = object.__new__(Limit)
-        copy._set({each.name: getattr(self, each.name) for each in fields(self)} | changes)
-        copy._set({"text": repr((copy, copy.ban))})
+        unchanged = {each.name: getattr(self, each.name) for each in fields(self)}
+        copy._set_attributes(unchanged | changes)
+        copy._set_attributes({"text": repr((copy, copy.ban))})
         return copy
 
     def numbers(self, now: int) -> Numbers:
@@ -192,27 +191,28 @@ class Limit(Terms):
         return self.kind.numbers(self, now)
 
     def packed_at(self, now: int) -> bytes:
-        """Return the numbers of its record, encoded as little-endian doubles."""
-        return _packed(self.numbers(now))
+        """Return the numbers of its record at a time, encoded as little-endian doubles."""
+        return _pack(self.numbers(now))
 
 
-def _packed(numbers: Numbers) -> bytes:
+def _pack(numbers: Numbers) -> bytes:
     return pack(f"<{len(numbers)}d", *numbers)
 
 
 @lru_cache(maxsize=1024)
 def _without_bans(limit: Limit) -> Limit:
-    return limit._but(ban=None)
+    return limit._replace(ban=None)
 
 
-def other_rate(rate: Rate) -> LimitError:
+def wrong_rate(rate: Rate) -> LimitError:
     """Return the error for a rate that does not fit the algorithm: slots or no slots."""
-    text = _("%(algorithm)s needs a number of slots, such as %(limit)d, not the rate %(rate)s")
     if rate.is_slots:
         text = _(
             "%(limit)d is a number of slots, for the algorithm %(algorithm)s; others need a rate, "
             "such as %(limit)d/m"
         )
+    else:
+        text = _("%(algorithm)s needs a number of slots, such as %(limit)d, not the rate %(rate)s")
     return LimitError(text, "rate", algorithm=algorithms.OF_SLOTS, limit=rate.limit, rate=str(rate))
 
 

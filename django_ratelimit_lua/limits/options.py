@@ -20,30 +20,33 @@ _MAX_WAIT = Rate.MAX_US // SECOND
 
 
 class _Seconds(Number):
+    """Check for a number of seconds, or a timedelta."""
+
     def __call__(self, value: object) -> float:
         if isinstance(value, timedelta):
             value = value.total_seconds()
         return super().__call__(value)
 
 
-_seconds = _Seconds(_MAX_WAIT, "number of seconds", f" to {_MAX_WAIT}")
+_check_seconds = _Seconds(_MAX_WAIT, "number of seconds", f" to {_MAX_WAIT}")
 
 
 def wait_us(seconds: float | timedelta, what: str) -> int:
     """Return a wait in microseconds. Raises `LimitError` if it is not from 0 to ten years."""
     try:
-        return round(_seconds(seconds) * SECOND)
+        return round(_check_seconds(seconds) * SECOND)
     except ValueError as error:
         raise LimitError(f"{what} is {seconds!r}: {error}") from None
 
 
-def _algorithm(value: str) -> str:
-    return algorithms.find(value).name
+def _check_name(algorithm: str) -> str:
+    """Check for the name of an algorithm, and return its own name for a synonym."""
+    return algorithms.find(algorithm).name
 
 
-def _time_zone(value: str) -> str:
-    zone(value)
-    return value
+def _check_time_zone(name: str) -> str:
+    zone(name)
+    return name
 
 
 _NEEDS_REDIS = ("max_wait", "count_denied", "ban_after")
@@ -92,7 +95,7 @@ class Options(TypedDict, total=False):
     algorithm: Annotated[
         str,
         Option(
-            _algorithm,
+            _check_name,
             _("algorithm"),
             _("Empty: as in the settings."),
             names={name: algorithm.label for name, algorithm in algorithms.ALGORITHMS.items()},
@@ -141,7 +144,7 @@ class Options(TypedDict, total=False):
     time_zone: Annotated[
         str,
         Option(
-            _time_zone,
+            _check_time_zone,
             _("time zone"),
             _("For days, weeks and months. Empty: UTC."),
             default="UTC",
@@ -151,7 +154,7 @@ class Options(TypedDict, total=False):
     max_wait: Annotated[
         float | None,
         Option(
-            _seconds,
+            _check_seconds,
             _("longest wait"),
             _(
                 "Token and leaky bucket: seconds. A request waits instead of being refused if its "
@@ -268,10 +271,9 @@ def refuse_unknown(
     accepted = tuple(accepted)
     for option in given:
         if option not in accepted:
-            meant = get_close_matches(option, accepted, n=1)
             hint = "."
-            if meant:
-                hint = f"; did you mean {meant[0]!r}?"
+            if closest := get_close_matches(option, accepted, n=1):
+                hint = f"; did you mean {closest[0]!r}?"
             raise LimitError(
                 f"{where}unknown option {option!r}{hint} Known options: {', '.join(accepted)}",
                 option,
@@ -286,12 +288,19 @@ def read_options(given: Mapping[str, object]) -> dict[str, Any]:
     if not given.keys() <= OPTIONS.keys():
         refuse_unknown(given)
     values: dict[str, Any] = {}
-    for name, row in OPTIONS.items():
+    for name, row in OPTIONS.items():  # The first one is the algorithm.
         value = given.get(name)
-        values[name] = row.default
-        if value is not None and value != row.default:
-            _check_algorithm(name, values["algorithm"])
-            values[name] = _checked(name, value)
+        if value is None or value == row.default:
+            values[name] = row.default
+        else:
+            _check_option_of(values.get("algorithm", ""), name)
+            values[name] = _check_value(name, value)
+    _check_combination(values)
+    return values
+
+
+def _check_combination(values: Mapping[str, Any]) -> None:
+    """Raise `LimitError` if options contradict each other, or have no effect without another."""
     for name, row in OPTIONS.items():
         for other in row.excludes:
             if values[name] and values[other]:
@@ -300,10 +309,9 @@ def read_options(given: Mapping[str, object]) -> dict[str, Any]:
         if row.needs and values[name] != row.default and not values[row.needs]:
             text = _("%(option)s needs %(other)s as well")
             raise LimitError(text, name, option=name, other=row.needs)
-    return values
 
 
-def _check_algorithm(option: str, algorithm: str) -> None:
+def _check_option_of(algorithm: str, option: str) -> None:
     """Raise `LimitError` if an algorithm has no such option."""
     if option in _SPECIAL and option not in algorithms.find(algorithm).options:
         takers = [each.name for each in algorithms.ALGORITHMS.values() if option in each.options]
@@ -316,10 +324,11 @@ def _check_algorithm(option: str, algorithm: str) -> None:
         )
 
 
-def _checked(option: str, value: object) -> object:
+def _check_value(option: str, value: object) -> object:
+    """Return the value of an option as the package uses it. Raises `LimitError`, which names it."""
     try:
         return OPTIONS[option].check(value)
     except LimitError as error:
-        raise error.of(option) from None
+        raise error.for_option(option) from None
     except ValueError as error:
         raise LimitError(f"{option} is {value!r}: {error}", option) from None

@@ -30,10 +30,11 @@ class Program(NamedTuple):
 
 
 def source(name: str) -> str:
-    """Return the text of a `.lua` file, given its path without the ending: "engine/heartbeat"."""
+    """Read the text of a `.lua` file, given its path without the ending: "engine/heartbeat"."""
     return Path(__file__).parents[1].joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
+# The functions of an algorithm that `program.lua` calls.
 _FUNCTION = re.compile(r"^local function (check|take|refund|ban|unban)\(", re.MULTILINE)
 
 
@@ -46,14 +47,10 @@ def program_for(names: tuple[str, ...]) -> Program:
     >>> program_for(("leaky_bucket", "sliding_log")).source.count(b"-- 4. Allowed")
     1
     """
-    code = [source(f"limits/algorithms/{part}") for part in _shared_parts(names)]
+    parts = [ALGORITHMS[name].lua_parts for name in names if name in ALGORITHMS]
+    texts = [source(f"limits/algorithms/{part}") for part in dict.fromkeys(chain(*parts))]
     for place, name in enumerate(names, 1):
         text = source(f"limits/algorithms/{name}")
         functions = ", ".join(f"{each} = {each}" for each in _FUNCTION.findall(text))
-        code.append(f"do\n{text}algorithms[{place}] = {{{functions}}}\nend\n")
-    return Program.of(source("limits/program").replace("-- algorithms\n", "".join(code)))
-
-
-def _shared_parts(names: tuple[str, ...]) -> list[str]:
-    parts = [ALGORITHMS[name].lua_parts for name in names if name in ALGORITHMS]
-    return list(dict.fromkeys(chain(*parts)))
+        texts.append(f"do\n{text}algorithms[{place}] = {{{functions}}}\nend\n")
+    return Program.of(source("limits/program").replace("-- algorithms\n", "".join(texts)))

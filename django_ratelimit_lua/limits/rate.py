@@ -62,7 +62,7 @@ class LimitError(ValueError):
     def __str__(self) -> str:
         return f"{self.where}{self.args[0]}"
 
-    def of(self, option: str) -> LimitError:
+    def for_option(self, option: str) -> LimitError:
         """Add the name of the option that the error is about, and return the error."""
         self.field = option
         self.args = (f"{option}: {self.args[0]}",)
@@ -135,7 +135,7 @@ class Rate:
                 f"Rate {value!r} is neither text nor (count, seconds); write '100/m' or (100, 60)"
             )
         if slots := _SLOTS.fullmatch(value):
-            return cls._checked(value, int(slots[1]), 0)
+            return cls._build(value, int(slots[1]), 0)
         match = _FORM.fullmatch(value)
         if not match or match[4] not in _UNITS:
             raise LimitError(_BAD_RATE, rate=value)
@@ -146,10 +146,11 @@ class Rate:
         period = int(times or 1) * _UNITS[unit]
         if not period:
             raise LimitError(_NO_PERIOD, rate=value)
-        return cls._checked(value, int(count), period)
+        return cls._build(value, int(count), period)
 
     @classmethod
-    def _checked(cls, value: object, count: int, period: int) -> Rate:
+    def _build(cls, value: object, count: int, period: int) -> Rate:
+        """Return the rate. If a number is too large, the `LimitError` names the parsed `value`."""
         try:
             return cls(count, period)
         except LimitError as error:
@@ -159,31 +160,34 @@ class Rate:
 
     @classmethod
     def _parse_pair(cls, count: object, seconds: object) -> Rate:
+        """Read a count and a number of seconds, or a timedelta. Raises `LimitError`."""
         pair = (count, seconds)
-        if isinstance(count, bool) or not isinstance(count, int):
-            several = ""
-            if isinstance(count, str):
-                several = "; several rates are a list"
+        if isinstance(count, str):
             raise LimitError(
-                f"Rate {pair!r}: the count must be a whole number, as in (100, 60){several}"
+                f"Rate {pair!r}: the count must be a whole number, as in (100, 60); several rates "
+                "are a list"
             )
-        period = _microseconds(seconds)
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise LimitError(f"Rate {pair!r}: the count must be a whole number, as in (100, 60)")
+        period = _to_microseconds(seconds)
         if period is None:
             raise LimitError(
                 f"Rate {pair!r}: the period must be a number of seconds or a timedelta"
             )
         if not round(period):
             raise LimitError(_NO_PERIOD, rate=pair)
-        return cls._checked(pair, count, round(period))
+        return cls._build(pair, count, round(period))
 
     def __str__(self) -> str:
         if self.is_slots:
             return str(self.limit)
-        times, unit = _largest_unit(self.period_us)
-        return f"{self.limit}/{times if times > 1 else ''}{unit}"
+        times, unit = _to_largest_unit(self.period_us)
+        if times == 1:
+            return f"{self.limit}/{unit}"
+        return f"{self.limit}/{times}{unit}"
 
 
-def _largest_unit(microseconds: int) -> tuple[int, str]:
+def _to_largest_unit(microseconds: int) -> tuple[int, str]:
     """Return a time as a multiple of the largest unit that divides it, and the unit."""
     for letter in "wdhms":
         times, rest = divmod(microseconds, _UNITS[letter])
@@ -192,15 +196,23 @@ def _largest_unit(microseconds: int) -> tuple[int, str]:
     return microseconds, "us"
 
 
-def _microseconds(seconds: object) -> Fraction | None:
+def _to_microseconds(seconds: object) -> Fraction | None:
     """Return a number of seconds or a timedelta in microseconds; None for any other value."""
     if isinstance(seconds, timedelta):
         return Fraction(seconds // timedelta(microseconds=1))
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
         return None
-    if not abs(seconds) < float("inf"):
+    if not abs(seconds) < float("inf"):  # Infinite, or not a number.
         return None
     return Fraction(seconds) * SECOND
+
+
+def _parse_time(text: str) -> Fraction | None:
+    """Return a number with a unit in microseconds; None if the text is not one."""
+    match = _TIME.fullmatch(text)
+    if match is None or match[2] not in _TIME_UNITS:
+        return None
+    return Fraction(match[1]) * _TIME_UNITS[match[2]]
 
 
 def duration(value: str | timedelta) -> str:
@@ -217,9 +229,9 @@ def duration(value: str | timedelta) -> str:
     """
     microseconds = 0
     if isinstance(value, (str, timedelta)):
-        with suppress(LimitError):
+        with suppress(LimitError):  # The error below names the units of a duration.
             microseconds = time_us(value)
-    if microseconds < SECOND or microseconds % SECOND:
+    if microseconds == 0 or microseconds % SECOND:
         raise LimitError(_BAD_DURATION, duration=value)
     return time_text(microseconds)
 
@@ -237,10 +249,7 @@ def time_us(value: str | float | timedelta) -> int:
     ...
     django_ratelimit_lua.limits.rate.LimitError: 'soon' is not a time: write ...
     """
-    microseconds = _microseconds(value)
-    match = isinstance(value, str) and _TIME.fullmatch(value)
-    if match and match[2] in _TIME_UNITS:
-        microseconds = Fraction(match[1]) * _TIME_UNITS[match[2]]
+    microseconds = _parse_time(value) if isinstance(value, str) else _to_microseconds(value)
     if microseconds is None:
         raise LimitError(
             f"{value!r} is not a time: write '30s', '10m', '500ms', or seconds as a number"
@@ -256,7 +265,7 @@ def time_text(microseconds: int) -> str:
     >>> time_text(90_000_000), time_text(3_600_000_000), time_text(1_500_000), time_text(250_000)
     ('90s', '1h', '1.5s', '250ms')
     """
-    times, unit = _largest_unit(microseconds)
+    times, unit = _to_largest_unit(microseconds)
     if unit != "us":
         return f"{times}{unit}"
     if microseconds < SECOND and microseconds % 1000 == 0:
@@ -288,7 +297,8 @@ def zone(name: str) -> tzinfo:
         ) from None
 
 
-def _start(unit: str, day: date) -> date:
+def _first_day(unit: str, day: date) -> date:
+    """Return the first day of the day, week or month that contains a day."""
     if unit == "week":
         return day - timedelta(days=day.weekday())
     if unit == "month":
@@ -297,17 +307,19 @@ def _start(unit: str, day: date) -> date:
 
 
 @lru_cache(maxsize=256)
-def _starts(unit: str, time_zone: str, day: date) -> tuple[int, ...]:
+def _boundaries_around(unit: str, time_zone: str, day: date) -> tuple[int, ...]:
+    """Return the start of the unit that contains a day, and the next two starts."""
+    # From the first day of a unit, this many days later is in the next one.
     step = timedelta(days={"day": 1, "week": 7, "month": 32}[unit])
-    first = _start(unit, day)
-    second = _start(unit, first + step)
-    days = (first, second, _start(unit, second + step))
-    starts = [datetime.combine(each, time.min, zone(time_zone)).timestamp() for each in days]
-    return tuple(round(start) * SECOND for start in starts)
+    first = _first_day(unit, day)
+    second = _first_day(unit, first + step)
+    third = _first_day(unit, second + step)
+    midnights = [datetime.combine(day, time.min, zone(time_zone)) for day in (first, second, third)]
+    return tuple(round(midnight.timestamp()) * SECOND for midnight in midnights)
 
 
 def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, ...]:
-    """Return the start of the unit that holds `now`, and the next two starts.
+    """Return the start of the unit that contains `now`, and the next two starts.
 
     Times are microseconds since 1970. `unit` is 'day', 'week' (from Monday, as in ISO 8601) or
     'month'.
@@ -318,4 +330,4 @@ def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, ...]:
     ['1970-01-01', '1970-02-01', '1970-03-01']
     """
     day = datetime.fromtimestamp(now // SECOND, zone(time_zone)).date()
-    return _starts(unit, time_zone, day)
+    return _boundaries_around(unit, time_zone, day)

@@ -14,81 +14,78 @@ Check = Callable[[object], T]
 
 
 class Choice(Generic[T]):
-    """Check that a value is one of a few values. The error begins with `begin`."""
+    """Check that a value is one of a few values. The error begins with `prefix`."""
 
-    def __init__(self, values: Sequence[T], begin: str = "must be one of") -> None:
+    def __init__(self, values: Sequence[T], prefix: str = "must be one of") -> None:
         self.values = values
-        self.begin = begin
+        self.prefix = prefix
 
     def __call__(self, value: object) -> T:
-        for each in self.values:
-            if each == value:
-                return each
-        raise ValueError(f"{self.begin}: {', '.join(map(str, self.values))}")
+        for valid in self.values:
+            if valid == value:
+                return valid
+        raise ValueError(f"{self.prefix}: {', '.join(map(str, self.values))}")
 
 
 class Whole:
-    """Check for a whole number from `least` to `most`.
+    """Check for a whole number from `minimum` to `maximum`, or without a maximum if that is None.
 
     The error contains `what` the number counts, and a `note`.
     """
 
     def __init__(
         self,
-        least: int = 0,
-        most: int | None = None,
+        minimum: int = 0,
+        maximum: int | None = None,
         what: str = "whole number",
         note: str = "",
     ) -> None:
-        self.least = least
-        self.most = most
+        self.minimum = minimum
+        self.maximum = maximum
         self.what = what
         self.note = note
 
     def __call__(self, value: object) -> int:
-        if (
-            not isinstance(value, int)
-            or isinstance(value, bool)
-            or value < self.least
-            or (self.most is not None and value > self.most)
-        ):
-            to = ""
-            if self.most is not None:
-                to = f" to {self.most}"
-            raise ValueError(f"must be a {self.what} from {self.least}{to}{self.note}")
-        return int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and self._is_in_range(value):
+            return int(value)
+        valid = f"from {self.minimum}"
+        if self.maximum is not None:
+            valid += f" to {self.maximum}"
+        raise ValueError(f"must be a {self.what} {valid}{self.note}")
+
+    def _is_in_range(self, number: int) -> bool:
+        return self.minimum <= number and (self.maximum is None or number <= self.maximum)
 
 
 class Number:
-    """Check for a number from `least` (or, with `is_above_0`, above 0) to `most`."""
+    """Check for a number from `minimum` (or, with `is_above_0`, above 0) to `maximum`."""
 
     def __init__(
         self,
-        most: float,
+        maximum: float,
         what: str = "number",
         note: str = "",
         *,
         is_above_0: bool = False,
-        least: float = 0,
+        minimum: float = 0,
     ) -> None:
-        self.most = most
+        self.maximum = maximum
         self.what = what
         self.note = note
         self.is_above_0 = is_above_0
-        self.least = least
+        self.minimum = minimum
 
     def __call__(self, value: object) -> float:
-        if (
-            not isinstance(value, (int, float))
-            or isinstance(value, bool)
-            or not self.least <= value <= self.most
-            or (self.is_above_0 and value == 0)
-        ):
-            raise ValueError(
-                f"must be a {self.what} {'above' if self.is_above_0 else 'from'} "
-                f"{self.least:g}{self.note}"
-            )
-        return float(value)
+        is_bool = isinstance(value, bool)
+        if isinstance(value, (int, float)) and not is_bool and self._is_in_range(value):
+            return float(value)
+        bound = "above" if self.is_above_0 else "from"
+        raise ValueError(f"must be a {self.what} {bound} {self.minimum:g}{self.note}")
+
+    def _is_in_range(self, number: float) -> bool:
+        if self.is_above_0 and number == 0:
+            return False
+        return self.minimum <= number <= self.maximum
 
 
 class Text:

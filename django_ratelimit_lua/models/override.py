@@ -436,7 +436,7 @@ class RateLimitOverride(AuditedModel):
             try:
                 rate = Rate.parse(self.rate)
                 for limit in limits:
-                    limit.at(rate, self.burst, "override")
+                    limit.at_rate(rate, self.burst, "override")
             except LimitError as error:
                 field = "burst" if error.field == "burst" else "rate"
                 problems = {field: RuleError.of(field, error).words()}

@@ -57,6 +57,6 @@ def _changed_words(limit: Limit, rate: Rate, burst: int | None) -> str:
     if "burst" not in limit.kind.options:
         burst = None
     try:
-        return limit_words([limit.at(rate, burst, "override")])
+        return limit_words([limit.at_rate(rate, burst, "override")])
     except LimitError as error:
         return _("unchanged, because the override does not fit: %s") % error

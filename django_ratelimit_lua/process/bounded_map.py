@@ -22,13 +22,13 @@ ENTRY_BYTES = 200
 
 
 class BoundedMap(Generic[K, V]):
-    """Keeps at most `most` entries of at most `most_bytes` in total, and drops the oldest first.
+    """Keeps at most `max_entries`, of at most `max_bytes` in total, and drops the oldest first.
 
     - `weigh`: returns the approximate size of an entry in bytes. Default: entries are small;
-    - `heaviest`: the maximum size of an entry (default: a hundredth of the total). A larger entry
+    - `max_weight`: the maximum size of an entry (default: a hundredth of the total). A larger entry
       is not kept, so that no single entry evicts the others;
     - `labels_of`: returns labels by which an entry can be dropped, in addition to its key;
-    - `entries`: the entries, with their sizes.
+    - `entries`: the values, each with its size.
 
     Reading takes no lock.
 
@@ -41,15 +41,15 @@ class BoundedMap(Generic[K, V]):
 
     def __init__(
         self,
-        most: int,
-        most_bytes: int = 16 * 2**20,
+        max_entries: int,
+        max_bytes: int = 16 * 2**20,
         weigh: Callable[[K, V], int] | None = None,
-        heaviest: int | None = None,
+        max_weight: int | None = None,
         labels_of: Callable[[K], Iterable[bytes]] | None = None,
     ) -> None:
-        self.most = most
-        self._most_bytes = most_bytes
-        self._heaviest = heaviest or most_bytes // 100
+        self.max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._max_weight = max_weight or max_bytes // 100
         self._is_plain = weigh is None and labels_of is None
         self._weigh = weigh or (lambda key, value: 0)
         self._labels_of = labels_of or (lambda key: ())
@@ -58,6 +58,7 @@ class BoundedMap(Generic[K, V]):
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
+        """Renew the lock, and compute anew what another thread may have been changing."""
         self._lock = Lock()
         self._bytes = sum(weight for _, weight in self.entries.values())
         self._labelled: dict[bytes, set[K]] = {}
@@ -78,25 +79,22 @@ class BoundedMap(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V) -> None:
-        """Store a value, as the latest entry."""
-        if self._is_plain:
-            self.entries[key] = (value, 0)  # Takes no lock: it is done on the way of every hit.
-            while len(self.entries) > self.most:
-                with suppress(KeyError):  # Others make room, too.
+        """Store a value as the latest entry, and drop the oldest ones if there is no room."""
+        if self._is_plain:  # Without a lock, because every hit stores something.
+            self.entries[key] = (value, 0)
+            while len(self.entries) > self.max_entries:
+                with suppress(KeyError):  # Another thread has dropped the last one.
                     self.entries.popitem(last=False)
             return
         weight = ENTRY_BYTES + self._weigh(key, value)
         with self._lock:
-            if weight > self._heaviest:
-                self._drop(key)
+            self._drop(key)
+            if weight > self._max_weight:
                 return
-            before = self.entries.pop(key, None)
-            if before is not None:
-                self._bytes -= before[1]
             self.entries[key] = (value, weight)
             self._bytes += weight
             self._label(key)
-            while len(self.entries) > self.most or self._bytes > self._most_bytes:
+            while len(self.entries) > self.max_entries or self._bytes > self._max_bytes:
                 self._drop(next(iter(self.entries)))
 
     def pop(self, key: K) -> V | None:
@@ -111,8 +109,9 @@ class BoundedMap(Generic[K, V]):
         return [value for value in values if value is not None]
 
     def clear(self) -> list[V]:
+        """Drop all entries, and return their values."""
         with self._lock:
-            # A copy of them, as other threads put entries without a lock.
+            # `list` copies them at once, because other threads put entries without a lock.
             values = [value for value, _ in list(self.entries.values())]
             self.entries.clear()
             self._labelled.clear()
@@ -124,6 +123,7 @@ class BoundedMap(Generic[K, V]):
             self._labelled.setdefault(label, set()).add(key)
 
     def _drop(self, key: K) -> V | None:
+        """Drop a key with its labels, and return its value, or None. The caller holds the lock."""
         entry = self.entries.pop(key, None)
         if entry is None:
             return None

@@ -24,8 +24,9 @@ Renew = TypeVar("Renew", bound=Callable[[], None])
 
 _serial = itertools.count()
 _renewals: dict[int, tuple[ref[object] | None, Callable[..., None]]] = {}
-"""In the order of registration. A dictionary, because its single steps are whole whenever another
-thread forks.
+"""The functions in the order of registration, each with its owner: a dead reference if the owner is
+gone, and None if the function is not a method. A dictionary, because no thread that forks can
+interrupt one of its operations.
 """
 
 _of_parent: list[object] = []
@@ -39,19 +40,17 @@ def renew_after_fork(renew: Renew) -> Renew:
     that.
     """
     number = next(_serial)
-    if ismethod(renew):
-        forget = functools.partial(
-            _renewals.pop, number, None
-        )  # Holds on to all that it needs, also at the very end.
-        _renewals[number] = (ref(renew.__self__, lambda _: forget()), renew.__func__)
-    else:
+    if not ismethod(renew):
         _renewals[number] = (None, renew)
+        return renew
+    # A partial, because the globals of this module are gone when the interpreter ends.
+    unregister = functools.partial(_renewals.pop, number, None)
+    _renewals[number] = (ref(renew.__self__, lambda _: unregister()), renew.__func__)
     return renew
 
 
 chance = random.Random()
-"""Our own generator: a project that seeds Python's, as tests do, would send the same token twice.
-"""
+"""A generator of its own: a project that seeds Python's, as tests do, would repeat tokens."""
 
 
 @renew_after_fork
@@ -67,17 +66,17 @@ def leave_to_parent(*objects: object) -> None:
     _of_parent.extend(objects)
 
 
-def _renew() -> None:
+def _renew_all() -> None:
+    """Call the registered functions, in the child process."""
     for owner, renew in list(_renewals.values()):
-        instance = None if owner is None else owner()
         try:
-            if instance is not None:
-                renew(instance)
-            elif owner is None:
+            if owner is None:
                 renew()
+            elif (instance := owner()) is not None:
+                renew(instance)
         except Exception:  # The others must be renewed.
             logger.exception("Cannot be renewed after a fork: %r", renew)
 
 
 if hasattr(os, "register_at_fork"):  # Not on Windows, which does not fork.
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(after_in_child=_renew_all)

@@ -41,7 +41,7 @@ _has_finalizer = False
 
 
 @renew_after_fork
-def _register_again() -> None:
+def _forget_finalizer() -> None:
     global _has_finalizer
     _has_finalizer = False
 
@@ -94,11 +94,18 @@ class Task:
         tasks.add(self)
 
     def _begin(self) -> None:
+        """Set the state of a task that has not been started, in this process."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._is_over = self._at_work = threading.Event()
-        self.is_running = self._is_wanted = False
-        self._refused_at = self.done_at = float("-inf")
+        self._is_over = threading.Event()
+        """Ends the latest thread as soon as it is set."""
+        self._at_work = self._is_over
+        """That of the thread that is running steps. An earlier thread may still be in its step."""
+        self.is_running = False
+        self._is_wanted = False
+        """Whether the task was started since its thread began with the latest step."""
+        self._refused_at = float("-inf")
+        self.done_at = float("-inf")
         self.error: BaseException | None = None
 
     def start(self) -> bool:
@@ -108,19 +115,22 @@ class Task:
         with self._lock:
             _register_finalizer()
             if not self.is_running and Clock.monotonic() - self._refused_at >= RETRY_SECONDS:
-                self.is_running = True
-                self._is_over = threading.Event()
-                self.error = None
-                thread = _start_thread(
-                    self._run, f"ratelimit-{self.name}", self._is_over, self._thread
-                )
-                if thread is None:
-                    self.is_running = False
-                    self._refused_at = Clock.monotonic()
-                else:
-                    self._thread = thread
+                self._start_new_thread()
             self._is_wanted = self.is_running
             return self.is_running
+
+    def _start_new_thread(self) -> None:
+        """Start the thread, unless the system refuses one. The caller holds the lock."""
+        self.is_running = True
+        self._is_over = threading.Event()
+        self.error = None
+        arguments = (self._is_over, self._thread)
+        thread = _start_thread(self._run, f"ratelimit-{self.name}", *arguments)
+        if thread is None:
+            self.is_running = False
+            self._refused_at = Clock.monotonic()
+        else:
+            self._thread = thread
 
     def stop(self) -> threading.Thread | None:
         """Run no step of the task after the current one, until the task is started again.
@@ -132,36 +142,46 @@ class Task:
             if self.is_running:
                 thread = self._thread
             self._is_over.set()
-            self.is_running = self._is_wanted = False
+            self.is_running = False
+            self._is_wanted = False
         if self._wake is not None:
             self._wake()
         return thread
 
-    def _run(self, is_over: threading.Event, before: threading.Thread | None) -> None:
+    def _run(self, is_over: threading.Event, previous: threading.Thread | None) -> None:
+        """Repeat the step in this thread until there is no more work, or `is_over` is set.
+
+        The thread first waits for the `previous` one, which may be in a step.
+        """
         try:
-            if before is not None:
-                before.join(STEP_SECONDS)
+            if previous is not None:
+                previous.join(STEP_SECONDS)
             self._at_work = is_over
-            pause = self._first_pause()
+            pause: float | None = self._first_pause()
             while not is_over.wait(pause):
-                # A caller that starts it from now on may have more to do than this step sees.
+                # A caller that starts the task from now on may have more work than this step does.
                 self._is_wanted = False
-                next_pause = self._run_step()
-                if next_pause is None:
-                    with self._lock:
-                        if not self._is_wanted and not is_over.is_set():
-                            self.is_running = False
-                            return
-                    next_pause = self._first_pause()
-                pause = next_pause
-            if (
-                self._at_stop is not None and self._at_work is is_over
-            ):  # Else it took too long, and another has begun.
+                pause = self._run_step()
+                if pause is None:
+                    if self._end_unless_wanted(is_over):
+                        return
+                    pause = self._first_pause()
+            # If the last step took too long, another thread is at work.
+            if self._at_stop is not None and self._at_work is is_over:
                 self._at_stop()
-        except BaseException:  # Not otherwise: another thread may run by now.
-            if not is_over.is_set():
-                self.is_running = self._is_wanted = False
+        except BaseException:
+            if not is_over.is_set():  # Otherwise another thread may run by now.
+                self.is_running = False
+                self._is_wanted = False
             raise
+
+    def _end_unless_wanted(self, is_over: threading.Event) -> bool:
+        """End the task, unless it was started or stopped meanwhile. Return whether it has ended."""
+        with self._lock:
+            if self._is_wanted or is_over.is_set():
+                return False
+            self.is_running = False
+            return True
 
     def _first_pause(self) -> float:
         if callable(self._delay):
@@ -169,6 +189,10 @@ class Task:
         return self._delay
 
     def _run_step(self) -> float | None:
+        """Run the step once, and log if it fails or works again.
+
+        Return the seconds until the next step, or None if there is no more work.
+        """
         try:
             pause = self._step()
         except Exception as error:
@@ -211,8 +235,8 @@ class JobRunner:
         """
         future: Future[T] = Future()
 
-        def do() -> None:
-            if future.done():  # A task may do its step once more than it was started.
+        def run_job() -> None:
+            if future.done():  # A task may run its step once more than it was started.
                 return
             try:
                 future.set_result(job())
@@ -220,7 +244,7 @@ class JobRunner:
                 future.set_exception(error)
 
         self._latest = future
-        if Task("job", do, at_stop=future.cancel).start():
+        if Task("job", run_job, at_stop=future.cancel).start():
             return future
         future.cancel()
         return None
@@ -240,12 +264,13 @@ def stop(seconds: float) -> None:
     Each starts again with the next caller that needs it.
     """
     end = Clock.monotonic() + seconds
-    # Again, as the last step of one may have started another.
-    while threads := [thread for task in all_tasks() if (thread := task.stop()) is not None]:
+    while True:
+        threads = [thread for task in all_tasks() if (thread := task.stop()) is not None]
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - Clock.monotonic()))
-        if Clock.monotonic() >= end:
+        # The last step of a task may have started another task.
+        if not threads or Clock.monotonic() >= end:
             return
 
 

@@ -130,7 +130,7 @@ def _retuned(limit: Limit, rate: Rate, burst: int | None, variant: str) -> Limit
     if "burst" not in algorithms.find(limit.algorithm).options:
         burst = None
     try:
-        return limit.at(rate, burst, variant)
+        return limit.at_rate(rate, burst, variant)
     except LimitError as error:
         logger.error("An override is skipped: %s", error)
         return limit

@@ -30,7 +30,7 @@ from ..limits import algorithms
 from ..limits.algorithms.sliding_log import MAX_LOG_LENGTH
 from ..limits.call import Charge, Operation, whole_cost
 from ..limits.decision import LimitState
-from ..limits.limit import Limit, other_rate
+from ..limits.limit import Limit, wrong_rate
 from ..limits.options import Options, refuse_unknown
 from ..limits.rate import SECOND, LimitError, Rate
 from ..rules.conditions import method_name
@@ -194,7 +194,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         try:
             parsed = Rate.parse(rate)
             if parsed.is_slots != algorithms.find(_algorithm(parsed, self.algorithm)).holds:
-                raise other_rate(parsed)
+                raise wrong_rate(parsed)
         except LimitError as error:
             raise ImproperlyConfigured(
                 f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}"

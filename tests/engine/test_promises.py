@@ -331,7 +331,7 @@ def test_a_window_that_has_ended_refuses_no_hit_of_a_host_with_a_wrong_clock(
     """
     limit = Limit("quota", rate, algorithm="fixed_window", align=align)
     ask, other = Asker(limit), START + days * 86_400_000_000
-    ask_later = Asker(limit._but(packed=limit.packed_at(other)))
+    ask_later = Asker(limit._replace(packed=limit.packed_at(other)))
     ask_later.prefix = ask.prefix
     ends = calendar_window(align, "UTC", START)[1]
     assert ask(ends - 1, 2)

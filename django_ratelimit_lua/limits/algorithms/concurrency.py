@@ -31,6 +31,7 @@ class Concurrency(Algorithm):
     holds = True
 
     def numbers(self, terms: Terms, now: int) -> Numbers:
+        """Return the number of slots."""
         slots = terms.rate.limit
         if slots > MAX_SLOTS:
             raise LimitError(

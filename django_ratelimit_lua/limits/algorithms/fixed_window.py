@@ -6,6 +6,9 @@ from ..rate import PERIODS, LimitError, boundaries
 from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers, Terms
 
+# The kinds of windows, as `fixed_window.lua` numbers them.
+FROM_FIRST_HIT, BY_CLOCK, BY_CALENDAR = range(3)
+
 
 class FixedWindow(Algorithm):
     """Counts in windows: from the first hit, from multiples of the period, or by the calendar."""
@@ -23,16 +26,23 @@ class FixedWindow(Algorithm):
         Raises `LimitError` for a time zone without a calendar, and for a rate whose period is not
         that of the calendar.
         """
-        if terms.align not in PERIODS:
-            if terms.time_zone != "UTC":
-                raise LimitError(
-                    _("%(option)s is only for windows that start each day, week or month"),
-                    "time_zone",
-                    option="time_zone",
-                )
-            return (terms.rate.limit, terms.rate.period_us, int(terms.align == "clock"), 0, 0, 0)
-        shortest, longest = PERIODS[terms.align]
-        if not shortest <= terms.rate.period_us <= longest:
+        limit = terms.rate.limit
+        period_us = terms.rate.period_us
+        if terms.align in PERIODS:
+            self._check_period(terms)
+            starts = boundaries(terms.align, terms.time_zone, now)
+            return (limit, period_us, BY_CALENDAR, *starts)
+        if terms.time_zone != "UTC":
+            text = _("%(option)s is only for windows that start each day, week or month")
+            raise LimitError(text, "time_zone", option="time_zone")
+        kind = BY_CLOCK if terms.align == "clock" else FROM_FIRST_HIT
+        return (limit, period_us, kind, 0, 0, 0)
+
+    def _check_period(self, terms: Terms) -> None:
+        """Raise `LimitError` if the rate's period is not that of the calendar."""
+        assert terms.align is not None
+        min_us, max_us = PERIODS[terms.align]
+        if not min_us <= terms.rate.period_us <= max_us:
             example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[terms.align]
             raise LimitError(
                 _(
@@ -44,5 +54,3 @@ class FixedWindow(Algorithm):
                 example=example,
                 rate=str(terms.rate),
             )
-        starts = boundaries(terms.align, terms.time_zone, now)
-        return (terms.rate.limit, terms.rate.period_us, 2, *starts)

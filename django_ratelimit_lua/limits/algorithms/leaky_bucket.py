@@ -28,10 +28,9 @@ class LeakyBucket(Algorithm):
     def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
         """Return the maximum number of waiting callers, plus the one being served."""
         queue = options.get("queue")
-        capacity = rate.limit
-        if queue is not None and rate.limit:
-            capacity = queue + 1
-        return capacity
+        if queue is None or rate.limit == 0:
+            return rate.limit
+        return int(queue) + 1
 
     def numbers(self, terms: Terms, now: int) -> Numbers:
         """Return the numbers of a token bucket of this capacity."""

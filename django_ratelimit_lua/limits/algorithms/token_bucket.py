@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import gcd
+from fractions import Fraction
+from math import ceil, gcd
 from typing import Any
 
 from ..rate import SECOND, LimitError, Rate
@@ -23,7 +24,8 @@ class TokenBucket(Algorithm):
     allows_debt = True
 
     def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
-        if not rate.limit:
+        """Return the burst, which is the rate's limit by default."""
+        if rate.limit == 0:
             return 0
         return options.get("burst") or rate.limit
 
@@ -31,9 +33,8 @@ class TokenBucket(Algorithm):
         """Return the numbers of a bucket; if units are leased, of a smaller one."""
         burst = terms.capacity
         if terms.lease is not None and burst:
-            # Units that were taken ahead may be spent when the bucket has filled up again: keep as
-            # many back.
-            burst -= -(-terms.rate.limit * self.lapse_us(terms) // terms.rate.period_us)
+            # The units that flow in while leased ones may still be spent are kept back.
+            burst -= ceil(Fraction(terms.rate.limit * self.lapse_us(terms), terms.rate.period_us))
             if burst < 1:
                 raise LimitError(
                     _("%(option)s needs a burst of at least 2"), "lease", option="lease"
@@ -56,12 +57,13 @@ def bucket_numbers(terms: Terms, capacity: int, option: str) -> Numbers:
     units = terms.rate.limit or 1  # A limit of 0 is a bucket that nothing fits into.
     for moment_us in (1, 1000):
         period, remainder = divmod(terms.rate.period_us, moment_us)
-        shared = gcd(units, period)
-        per_moment = units // shared
-        per_unit = period // shared
+        divisor = gcd(units, period)
+        parts_per_moment = units // divisor
+        parts_per_unit = period // divisor
         wait = max(terms.max_wait_us, 0) // moment_us
-        if not remainder and 2 * capacity * per_unit + wait * per_moment < EXACT:
-            return (capacity, per_moment, per_unit, moment_us)
+        max_parts = 2 * capacity * parts_per_unit + wait * parts_per_moment
+        if remainder == 0 and max_parts < EXACT:
+            return (capacity, parts_per_moment, parts_per_unit, moment_us)
     raise LimitError(
         _(
             "%(option)s is %(units)d, which cannot be counted exactly at %(rate)s. "
@@ -81,5 +83,5 @@ def max_debt(terms: Terms) -> int:
     >>> max_debt(Limit("mail", "1/s", algorithm="token_bucket"))
     9007199253
     """
-    per_unit = TokenBucket().numbers(terms, 0)[2]
-    return (EXACT - 1) // per_unit - terms.capacity
+    _capacity, _parts_per_moment, parts_per_unit, _moment_us = TokenBucket().numbers(terms, 0)
+    return (EXACT - 1) // parts_per_unit - terms.capacity

@@ -247,7 +247,7 @@ def test_a_long_name_is_shortened_and_stays_unique() -> None:
     ]
     limit = first.limits[0]
     assert len(limit.name) == 500
-    own, other = (limit.at(limit.rate, 5, variant).key_part for variant in ("one", "two"))
+    own, other = (limit.at_rate(limit.rate, 5, variant).key_part for variant in ("one", "two"))
     assert len({limit.key_part, own, other}) == 3
 
 

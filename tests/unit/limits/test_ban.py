@@ -149,7 +149,7 @@ def test_a_renamed_limit_has_other_bans() -> None:
     for other, is_same in [
         (limit.renamed("other"), False),
         (limit.advising(), True),
-        (limit.at(limit.rate, None, "other"), True),
+        (limit.at_rate(limit.rate, None, "other"), True),
         (Limit("login", "9/h", algorithm="sliding_log", ban_after=3, ban_for="2h"), True),
     ]:
         assert other.ban is not None
@@ -162,10 +162,10 @@ def test_a_limit_without_bans_stays_without_bans(mode: str) -> None:
     limit = Limit("login", "5/m", ban_after=3, ban_for="10m")
     limit = limit.advising() if mode == "advise" else limit
     rate = Rate.parse("1/m")
-    assert limit.at(rate, None, "other").ban == limit.ban
-    assert limit.at(rate, None, "other").mode == mode
+    assert limit.at_rate(rate, None, "other").ban == limit.ban
+    assert limit.at_rate(rate, None, "other").mode == mode
     assert limit.renamed("other").ban is not None
     assert limit.without_bans() is limit.without_bans()
     assert limit.without_bans().mode == mode
-    assert limit.without_bans().at(rate, None, "other").ban is None
+    assert limit.without_bans().at_rate(rate, None, "other").ban is None
     assert limit.without_bans().renamed("other").ban is None

@@ -32,11 +32,11 @@ def test_times_of_a_cached_refusal_decrease() -> None:
     """They decrease by the seconds that have passed and never become negative. A refusal without an
     end stays without one.
     """
-    later = STATE.later(10.0)
+    later = STATE.aged(10.0)
     assert (later.retry_after, later.reset_after, later.wait) == (2.0, 50.0, 0.0)
-    assert STATE.later(100.0).reset_after == 0.0
-    assert LimitState.blocked("block", None, "enforce").later(5.0).retry_after is None
-    decision = Decision(False, (STATE,), wait=3.0, moment=1_000_000, revision=4).later(
+    assert STATE.aged(100.0).reset_after == 0.0
+    assert LimitState.blocked("block", None, "enforce").aged(5.0).retry_after is None
+    decision = Decision(False, (STATE,), wait=3.0, moment=1_000_000, revision=4).repeated(
         10.0, "deny-cache"
     )
     assert decision == Decision(False, (later,), source="deny-cache", moment=11_000_000, revision=4)
