@@ -16,7 +16,7 @@ from django.utils.translation import gettext, gettext_lazy, ngettext
 from .engine import DecidedCharge
 from .extension import decision_hooks
 from .limits.decision import Decision
-from .operations.call_sites import place_words
+from .operations.known_limits import place_words
 
 SOURCES = {
     "redis": gettext_lazy("Redis"),

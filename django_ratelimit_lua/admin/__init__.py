@@ -1,7 +1,7 @@
 """The pages of the Django admin: rules, clients, overrides, bans and the history of changes.
 
-This package shows the results of operations, and saves models. It imports `operations` and lower
-packages. It does not decide anything about a request itself.
+It shows what operations return, and saves models. It imports `operations` and lower rooms. It does
+not know the command line, and decides nothing about a request.
 """
 
 from typing import Any
@@ -15,11 +15,9 @@ from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from .pages import register_page
 
 __all__ = [
-    "base",
     "history",
     "identities",
     "limits",
-    "links",
     "pages",
 ]
 

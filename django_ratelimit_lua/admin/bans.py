@@ -16,21 +16,22 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..identity.names import Name
 from ..operations.bans import ActiveBan, active_bans, lift_bans
-from ..operations.call_sites import place_words
-from ..operations.client_search import computed_clients, matcher
+from ..operations.known_limits import place_words
+from .client_search import computed_clients, matcher
 from .identities import (
     WHO,
+    client_links,
+    client_url,
     link_words,
     may_see_clients,
     readable_parts,
     visible_name,
 )
 from .limits import limit_url
-from .links import client_links, client_url
 from .pages import ActionPage, Context, page_response
 
-SHOWN = 100
-"""Bans on a page."""
+MAX_ROWS = 100
+"""Maximum number of bans on a page."""
 MAX_SEARCH_LENGTH = 300
 LIFTED = {
     "lift": gettext_lazy("The ban of %(client)s by %(limit)s is lifted."),
@@ -38,6 +39,7 @@ LIFTED = {
         "The ban of %(client)s by %(limit)s is lifted. The next one is as short as the first."
     ),
 }
+"""By action of a button: the message after it."""
 
 
 class BanPage(ActionPage):
@@ -46,60 +48,36 @@ class BanPage(ActionPage):
     may_see = staticmethod(may_see_clients)
 
     def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
-        """Show the banned clients."""
+        """Show the bans in force, or that they are unknown, if Redis is unavailable."""
         context |= {
             "chosen": request.GET.get("rule", ""),
             "search": _search_text(request),
             "are_names_hidden": conf.SHOW_IDENTITIES != "plain" or not request.user.has_perm(WHO),
         }
         try:
-            context |= self._found(request)
+            context |= _list_context(request)
         except StoreError as error:
             context["error"] = error
         return page_response(self, request, "bans.html", context)
 
-    def _found(self, request: HttpRequest) -> Context:
-        found = active_bans()
-        page = Paginator(_listed(request, found), SHOWN).get_page(request.GET.get("p"))
-        bans = list(page)
-        clients = [(active.identity, visible_name(request, active.who)) for active in bans]
-        links = client_links(request, clients)
-        named = readable_parts(request, [name for _digest, name in clients])
-        rows = []
-        for active, parts, link in zip(bans, named, links, strict=True):
-            rows.append(
-                {
-                    "active": active,
-                    "key": ban_key(active),
-                    "label": place_words(active.name),
-                    "page": limit_url(request, active.name),
-                    "parts": parts,
-                    "client": link_words(parts, active.identity),
-                    "links": link._replace(url=client_url(request, active.identity, active.name)),
-                }
-            )
-        return {
-            "rows": rows,
-            "names": {name: place_words(name) for name in sorted({ban.name for ban in found})},
-            "page": page,
-            "number": page.paginator.count,
-        }
-
     def act(self, request: HttpRequest, action: str, target: str) -> Context:
-        """Lift a ban, those that were selected, or all that are listed."""
+        """Lift the ban with a key, those that were selected, or all that are listed.
+
+        To lift all of them has to be confirmed: the page asks first.
+        """
         if action not in LIFTED:
             raise PermissionDenied
         bans = active_bans()
+        if target not in ("selected", "all"):
+            lift_ban(request, bans, action, target)
+            return {}
         if target == "selected":
             chosen = request.POST.getlist("ban")
-            bans = [active for active in bans if ban_key(active) in chosen]
-        elif target == "all":
-            bans = _listed(request, bans)
+            bans = [ban for ban in bans if ban_key(ban) in chosen]
+        else:
+            bans = _filter_bans(request, bans)
             if bans and "confirmed" not in request.POST:
                 return {"pending": len(bans)}
-        else:
-            lift(request, bans, action, target)
-            return {}
         if bans:
             lift_bans(bans, forget=action == "forget")
             text = ngettext("%(number)d ban is lifted.", "%(number)d bans are lifted.", len(bans))
@@ -110,56 +88,85 @@ class BanPage(ActionPage):
         return {}
 
 
-def ban_key(active: ActiveBan) -> str:
+def _list_context(request: HttpRequest) -> Context:
+    """Return the context of the list: one page of it, and the names to filter by."""
+    bans = active_bans()
+    page = Paginator(_filter_bans(request, bans), MAX_ROWS).get_page(request.GET.get("p"))
+    return {
+        "rows": _ban_rows(request, list(page)),
+        "names": {name: place_words(name) for name in sorted({ban.name for ban in bans})},
+        "page": page,
+        "number": page.paginator.count,
+    }
+
+
+def _ban_rows(request: HttpRequest, bans: Sequence[ActiveBan]) -> list[Context]:
+    """Return the bans as the list shows them, each with the links of its client."""
+    clients = [(ban.identity, visible_name(request, ban.who)) for ban in bans]
+    names = readable_parts(request, [name for _digest, name in clients])
+    rows = []
+    for ban, parts, links in zip(bans, names, client_links(request, clients), strict=True):
+        rows.append(
+            {
+                "active": ban,
+                "key": ban_key(ban),
+                "label": place_words(ban.name),
+                "page": limit_url(request, ban.name),
+                "parts": parts,
+                "client": link_words(parts, ban.identity),
+                "links": links._replace(url=client_url(request, ban.identity, ban.name)),
+            }
+        )
+    return rows
+
+
+def ban_key(ban: ActiveBan) -> str:
     """Return the key of a ban, as a button sends it."""
-    return active.key.decode(errors="replace")
+    return ban.key.decode(errors="replace")
 
 
 def _search_text(request: HttpRequest) -> str:
     return request.GET.get("q", "").strip()[:MAX_SEARCH_LENGTH]
 
 
-def _listed(request: HttpRequest, bans: Sequence[ActiveBan]) -> list[ActiveBan]:
-    """Return the bans of the list, as the query of the URL filters them: the latest first."""
-    chosen = request.GET.get("rule", "")
-    listed = [active for active in bans if chosen in ("", active.name)]
+def _filter_bans(request: HttpRequest, bans: Sequence[ActiveBan]) -> list[ActiveBan]:
+    """Return the bans that the query of the URL asks for, the latest first."""
+    name = request.GET.get("rule", "")
+    listed = [ban for ban in bans if name in ("", ban.name)]
     if text := _search_text(request):
-        listed = _search(listed, text, sees_names=request.user.has_perm(WHO))
-    return sorted(listed, key=lambda active: active.since, reverse=True)
+        listed = _search_bans(listed, text, sees_names=request.user.has_perm(WHO))
+    return sorted(listed, key=lambda ban: ban.since, reverse=True)
 
 
-def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[ActiveBan]:
+def _search_bans(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[ActiveBan]:
     """Return the bans with a client, limit, rule or reason that matches a text.
 
     A client matches by its address, user, value or digest. If the operator may see names, a client
     also matches by its network or a part of its name, and a ban by its reason.
     """
-    words = text.casefold()
+    folded = text.casefold()
     digests = {client.digest for client in computed_clients(text)}
-    matches = matcher(text)
+    matches_client = matcher(text)
     found = []
-    for active in bans:
-        texts = [active.limit, active.rule, place_words(active.name)]
-        who: Name = []
+    for ban in bans:
+        texts = [ban.limit, ban.rule, place_words(ban.name)]
+        name: Name = []
         if sees_names:
-            texts.append(active.why)
-            who = active.who
-        is_found = active.identity in digests or matches(active.identity, who)
-        if is_found or any(words in each.casefold() for each in texts):
-            found.append(active)
+            texts.append(ban.why)
+            name = ban.who
+        is_client = ban.identity in digests or matches_client(ban.identity, name)
+        if is_client or any(folded in each.casefold() for each in texts):
+            found.append(ban)
     return found
 
 
-def lift(request: HttpRequest, bans: Sequence[ActiveBan], action: str, key: str) -> None:
-    """Lift the ban of this key, as a button sends it, and report it."""
-    active = next((active for active in bans if ban_key(active) == key), None)
-    if active is None:
+def lift_ban(request: HttpRequest, bans: Sequence[ActiveBan], action: str, key: str) -> None:
+    """Lift the ban with this key, as a button sends it, and report that."""
+    ban = next((ban for ban in bans if ban_key(ban) == key), None)
+    if ban is None:
         messages.warning(request, _("This ban has ended already."))
         return
-    lift_bans([active], forget=action == "forget")
-    (parts,) = readable_parts(request, [visible_name(request, active.who)])
-    placeholders = {
-        "client": link_words(parts, active.identity),
-        "limit": place_words(active.name),
-    }
-    messages.success(request, LIFTED[action] % placeholders)
+    lift_bans([ban], forget=action == "forget")
+    (parts,) = readable_parts(request, [visible_name(request, ban.who)])
+    words = {"client": link_words(parts, ban.identity), "limit": place_words(ban.name)}
+    messages.success(request, LIFTED[action] % words)

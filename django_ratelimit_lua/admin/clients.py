@@ -23,42 +23,48 @@ from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride
 from ..operations.bans import active_bans
-from ..operations.call_sites import place_words
-from ..operations.client_search import (
+from ..operations.explain import ExplainedLimit, reset_counts
+from ..operations.formatting import moment_words
+from ..operations.known_limits import open_reference, place_words
+from ..operations.subjects import Subject, add_override, end_overrides
+from ..web.durations import duration_words
+from ..web.reference import BadReferenceError
+from .bans import LIFTED, ban_key, lift_ban
+from .client_limits import MAX_LISTED, ExplainedClient, explain_client, overrides_of
+from .client_search import (
     FoundClient,
     computed_clients,
     find_network,
     search_clients,
 )
-from ..operations.clients import MAX_LISTED, ExplainedClient, explain_client, overrides_of
-from ..operations.explain import ExplainedLimit, reset
-from ..operations.formatting import moment_words
-from ..operations.reference import BadReferenceError, open_reference
-from ..operations.subjects import Subject, add, end
-from ..web.durations import duration_words
-from .bans import LIFTED, ban_key, lift
 from .identities import (
     WHO,
+    client_links,
+    client_url,
+    form_url,
     identity_words,
+    known_clients,
     link_words,
     may_see_clients,
     may_see_names,
     may_see_overrides,
+    override_url,
     override_words,
     readable_parts,
     visible_name,
 )
 from .limits import limit_url
-from .links import client_links, client_url, form_url, known_clients, override_url
 from .override_form import DURATIONS, own_digests
 from .pages import ActionPage, Context, page_response
 
 MAX_TEXT_LENGTH = 500
 HOUR = "3600"
+"""The duration that is selected at first."""
 DONE = {
     "block": gettext_lazy("%(client)s is blocked %(duration)s."),
     "exempt": gettext_lazy("%(client)s is exempt %(duration)s."),
 }
+"""By effect of an override that a button adds: the message after it."""
 
 
 class ClientPage(ActionPage):
@@ -75,72 +81,38 @@ class ClientPage(ActionPage):
         context["text"] = text
         try:
             if is_digest(digest):
-                context |= self._client(request, digest)
+                context |= _client_context(request, digest)
             elif text:
-                context |= _search(request, text)
+                context |= _search_context(request, text)
         except StoreError as error:
             context["error"] = error
-        found = context.get("found", ())
-        if len(found) == 1:
-            return HttpResponseRedirect(found[0]["url"])
+        rows = context.get("found", ())
+        if len(rows) == 1:
+            return HttpResponseRedirect(rows[0]["url"])
         return page_response(self, request, "client.html", context)
 
-    def _client(self, request: HttpRequest, digest: str) -> Context:
-        """Return the context for one client."""
-        records = [
-            record
-            for extension in extensions
-            for record in extension.client(request, digest).values()
-        ]
-        parts = _name(request, digest, [record.name for record in records])
-        client = explain_client(digest, request.GET.get("name", ""), parts)
-        (words,) = readable_parts(request, [parts])
-        rows = _limit_rows(request, client, parts)
-        ask = request.GET.get("ask", "")
-        return {
-            "title": link_words(words, digest),
-            "client": client,
-            "parts": words,
-            "lead": _lead(client, rows),
-            "rows": rows,
-            "records": [
-                (record, [list(zip(record.headings, row, strict=True)) for row in record.rows])
-                for record in records
-            ],
-            "bans": [(active, place_words(active.name), ban_key(active)) for active in client.bans],
-            "url": client_url(
-                request, digest, request.GET.get("name", ""), q=_search_text(request)
-            ),
-            "override_url": override_url(request, digest, parts),
-            "ask": ask if ask in DONE else "",
-            "durations": DURATIONS.items(),
-            "hour": HOUR,
-            "may_see_overrides": may_see_overrides(request),
-            "may_see_names": may_see_names(request),
-        }
-
     def act(self, request: HttpRequest, action: str, target: str) -> Context:
-        """Perform the action of a button."""
+        """Block, exempt or reset the client of the URL, end an override, or lift a ban."""
         digest = request.GET.get("digest", "")
         if not is_digest(digest):
             raise PermissionDenied
         if action in DONE:
-            self._override(request, digest, action)
+            self._add_override(request, digest, action)
             return {}
-        name = _name(request, digest)
+        name = _client_name(request, digest)
         client = explain_client(digest, request.GET.get("name", ""), name)
         if action == "reset":
             _reset_counts(request, client, target, name)
         elif action == "end":
-            self._end(request, client.overrides, target)
+            self._end_override(request, client.overrides, target)
         elif action in LIFTED:
-            lift(request, client.bans, action, target)
+            lift_ban(request, client.bans, action, target)
         else:
             raise PermissionDenied
         return {}
 
-    def _override(self, request: HttpRequest, digest: str, action: Any) -> None:
-        """Block or exempt a client, and report it."""
+    def _add_override(self, request: HttpRequest, digest: str, action: Any) -> None:
+        """Block or exempt a client for the duration that was chosen, and report that."""
         duration = request.POST.get("duration", "")
         if duration not in DURATIONS:
             raise PermissionDenied
@@ -155,20 +127,22 @@ class ClientPage(ActionPage):
             reason=_("from the page of the client"),
             label=identity_words(_recorded_name(request, digest))[:200],
         )
-        if add(override) is override:
+        if add_override(override) is override:
             self.log_addition(request, override, _("From the page of the client."))
         else:
             messages.info(request, _("The same override is already present, so none was added."))
         placeholders = {"client": override, "duration": DURATIONS[duration]}
         messages.success(request, DONE[action] % placeholders)
 
-    def _end(self, request: HttpRequest, overrides: Iterable[RateLimitOverride], key: str) -> None:
-        """End the override with this key, and report it."""
+    def _end_override(
+        self, request: HttpRequest, overrides: Iterable[RateLimitOverride], key: str
+    ) -> None:
+        """End the override with this key, and report that."""
         chosen = [override for override in overrides if str(override.pk) == key]
         if not chosen:
             messages.warning(request, _("This override has ended already."))
             return
-        ended = end(chosen)
+        ended = end_overrides(chosen)
         for override in ended:
             self.log_change(request, override, _("Ended."))
         for words in dict.fromkeys(override_words(request, override) for override in ended):
@@ -179,7 +153,40 @@ def _search_text(request: HttpRequest) -> str:
     return request.GET.get("q", "").strip()[:MAX_TEXT_LENGTH]
 
 
-def _name(request: HttpRequest, digest: str, recorded: Iterable[Sequence[Any]] = ()) -> Name:
+def _client_context(request: HttpRequest, digest: str) -> Context:
+    """Return the context for one client."""
+    text = _search_text(request)
+    limit_name = request.GET.get("name", "")
+    records = [
+        record for extension in extensions for record in extension.client(request, digest).values()
+    ]
+    name = _client_name(request, digest, [record.name for record in records])
+    client = explain_client(digest, limit_name, name)
+    (parts,) = readable_parts(request, [name])
+    rows = _limit_rows(request, client, name)
+    ask = request.GET.get("ask", "")
+    return {
+        "title": link_words(parts, digest),
+        "client": client,
+        "parts": parts,
+        "lead": _state_in_force(client, rows),
+        "rows": rows,
+        "records": [
+            (record, [list(zip(record.headings, row, strict=True)) for row in record.rows])
+            for record in records
+        ],
+        "bans": [(ban, place_words(ban.name), ban_key(ban)) for ban in client.bans],
+        "url": client_url(request, digest, limit_name, q=text),
+        "override_url": override_url(request, digest, name),
+        "ask": ask if ask in DONE else "",
+        "durations": DURATIONS.items(),
+        "hour": HOUR,
+        "may_see_overrides": may_see_overrides(request),
+        "may_see_names": may_see_names(request),
+    }
+
+
+def _client_name(request: HttpRequest, digest: str, recorded: Iterable[Sequence[Any]] = ()) -> Name:
     """Return the parts of a client: as they were searched, or as they are recorded."""
     for found in computed_clients(_search_text(request)):
         if found.digest == digest:
@@ -194,39 +201,49 @@ def _recorded_name(request: HttpRequest, digest: str) -> Name:
     return known_clients(request, digest).get(digest, [])
 
 
-def _search(request: HttpRequest, text: str) -> Context:
+def _search_context(request: HttpRequest, text: str) -> Context:
     """Return the clients that a text finds, and what it refers to if it is a reference."""
     named = known_clients(request)
-    found = search_clients(text, named)
-    context: Context = {"found": _found_rows(request, text, found), "is_searched": True}
+    clients = search_clients(text, named)
+    context: Context = {"found": _client_rows(request, text, clients), "is_searched": True}
     network = find_network(text)
     if network is not None:
-        context["network"] = network
-        context["network_url"] = form_url(request, {"network": str(network)})
-        context["may_see_overrides"] = may_see_overrides(request)
-        context["overrides"] = _number_of_overrides(str(network))
-        if conf.SHOW_IDENTITIES != "plain":
-            context["problem"] = _(
-                "Names of clients are masked (RATELIMIT_SHOW_IDENTITIES), so the clients within a "
-                "network cannot be listed. Search for an address."
-            )
-        elif not request.user.has_perm(WHO):
-            context["problem"] = _(
-                "To list the clients within a network, you need the permission “May see the names "
-                "of clients”."
-            )
-    elif not found:
-        context |= _reference(request, text, named)
+        context |= _network_context(request, str(network))
+    elif not clients:
+        context |= _reference_context(request, text, named)
     return context
 
 
-def _number_of_overrides(network: str) -> int:
+def _network_context(request: HttpRequest, network: str) -> Context:
+    """Return the links for a network, and why its clients may be missing from the list."""
+    problem = ""
+    if conf.SHOW_IDENTITIES != "plain":
+        problem = _(
+            "Names of clients are masked (RATELIMIT_SHOW_IDENTITIES), so the clients within a "
+            "network cannot be listed. Search for an address."
+        )
+    elif not request.user.has_perm(WHO):
+        problem = _(
+            "To list the clients within a network, you need the permission “May see the names "
+            "of clients”."
+        )
+    return {
+        "network": network,
+        "network_url": form_url(request, {"network": network}),
+        "may_see_overrides": may_see_overrides(request),
+        "overrides": _count_overrides(network),
+        "problem": problem,
+    }
+
+
+def _count_overrides(network: str) -> int:
     """Return how many overrides in force are about a network, a part of it or one around it."""
     networks = RateLimitOverride.objects.active().exclude(network="")
     return sum(overlaps(each, network) for each in networks.values_list("network", flat=True))
 
 
-def _found_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) -> list[Context]:
+def _client_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) -> list[Context]:
+    """Return the found clients as the list shows them, with their bans and overrides."""
     digests = [client.digest for client in found]
     overrides = overrides_of(digests)
     bans = active_bans(MAX_LISTED, digests) if digests else []
@@ -236,26 +253,25 @@ def _found_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) -
             "digest": client.digest,
             "words": client.label or ", ".join(part.words for part in words),
             "url": client_url(request, client.digest, q=text if client.label else ""),
-            "bans": [
-                (active, place_words(active.name))
-                for active in bans
-                if active.identity == client.digest
-            ],
+            "bans": [(ban, place_words(ban.name)) for ban in bans if ban.identity == client.digest],
             "overrides": [row for row in overrides[client.digest] if row.is_active()],
         }
         for client, words in zip(found, names, strict=True)
     ]
 
 
-def _reference(request: HttpRequest, text: str, named: dict[str, Name]) -> Context:
-    """Return what a reference contains, and the known clients whose digest begins so."""
+def _reference_context(request: HttpRequest, text: str, named: dict[str, Name]) -> Context:
+    """Return what a reference contains, and the known clients whose digest begins so.
+
+    The result is empty if the text is not a reference.
+    """
     try:
         opened = open_reference(text)
     except BadReferenceError:
         return {}
     places = {limit.place for limit in opened.limits}
     name = places.pop() if len(places) == 1 else ""
-    known = [pair for pair in sorted(named.items()) if pair[0].startswith(opened.digest_prefix)]
+    known = [item for item in sorted(named.items()) if item[0].startswith(opened.digest_prefix)]
     if text.isalnum() and not (opened.limits or opened.overrides or known):
         return {}  # Any word of 12 letters could be a reference.
     keys = {"+".join(kind for kind, _value in client) for _digest, client in known}
@@ -272,12 +288,12 @@ def _reference(request: HttpRequest, text: str, named: dict[str, Name]) -> Conte
     }
 
 
-def _lead(client: ExplainedClient, rows: Sequence[Context]) -> tuple[str, str]:
+def _state_in_force(client: ExplainedClient, rows: Sequence[Context]) -> tuple[str, str]:
     """Return the state in force, as a CSS class and in words."""
     block = client.found.block
     if block is not None:
         return "refused", _block_words(block)
-    reasons = [row["reason"] for row in rows if row.get("reason")]
+    reasons = [row["reason"] for row in rows if "reason" in row]
     if reasons:
         return "refused", reasons[0]
     if not rows:
@@ -293,10 +309,10 @@ def _block_words(block: RateLimitOverride) -> str:
 
 
 def _reset_counts(request: HttpRequest, client: ExplainedClient, target: str, name: Name) -> None:
-    """Reset the counts under the limit of this name (empty: all), and report it."""
+    """Reset the counts under the limit named `target` (empty: under all), and report that."""
     names = {limit.name for limit in client.found.met if target in ("", limit.name)}
     try:
-        done = reset(client.found, names, {client.digest: name})
+        done = reset_counts(client.found, names, {client.digest: name})
     except StoreError as error:
         messages.error(request, _("Nothing was reset: %s") % error)
         return
@@ -309,7 +325,7 @@ def _reset_counts(request: HttpRequest, client: ExplainedClient, target: str, na
 
 
 def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> list[Context]:
-    """Return the limits as the page shows them."""
+    """Return the limits as the page shows them, with the identity that each counts, if another."""
     rows = []
     readings = Counter(limit.reading for limit in client.found.met)
     for limit in client.found.met:
@@ -328,7 +344,7 @@ def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> l
             row |= {"of": link_words(words, digest), "url": client_url(request, digest)}
         row["limit_url"] = override_url(request, digest, name, limit.counted_as)
         if row["verdict"] == "refused":
-            row |= {"reason": _reason(limit), "again": _again(limit.state)}
+            row |= {"reason": _refusal_words(limit), "again": _again_words(limit.state)}
         rows.append(row)
     return rows
 
@@ -347,7 +363,8 @@ def _verdict(limit: ExplainedLimit) -> str:
     return "over"
 
 
-def _again(state: LimitState | None) -> str:
+def _again_words(state: LimitState | None) -> str:
+    """Return when a limit allows the client again, in words."""
     if state is None or state.retry_after is None:
         return _("never")
     if state.is_slots:
@@ -355,7 +372,7 @@ def _again(state: LimitState | None) -> str:
     return _("in %s") % duration_words(state.retry_after)
 
 
-def _reason(limit: ExplainedLimit) -> str:
+def _refusal_words(limit: ExplainedLimit) -> str:
     """Return why a limit refuses, in one sentence."""
     state = limit.state
     assert state is not None
@@ -367,7 +384,7 @@ def _reason(limit: ExplainedLimit) -> str:
         "name": name,
         "used": state.used,
         "limit": limit.available,
-        "again": _again(state),
+        "again": _again_words(state),
     }
 
 

@@ -1,4 +1,4 @@
-"""Forms that show errors at their fields, and ask to confirm rules with unexpected effects."""
+"""The form of a rule. It shows errors at their fields, and asks to confirm unexpected effects."""
 
 from __future__ import annotations
 
@@ -8,22 +8,157 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django import forms
+from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
 from django.forms.utils import ErrorDict
 from django.utils.text import capfirst
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
+from ..conf import conf
 from ..extension import FIELDS_OF_ANNEXES
-from ..models import RateLimitRule
+from ..identity.keys import BUILT_IN, registered_keys
+from ..limits.algorithms import ALGORITHMS, find
+from ..models import RateLimitChange, RateLimitRule
 from ..models.rule import METHODS
 from ..operations.confirmations import confirmations
 from ..rules import RuleError
 from ..rules.describe import value_words
-from ..rules.options import COLUMNS, option_table
-from ..views.call_sites import route_names
-from .choices import audience_choices, group_names, hidden_options, key_choices
-from .fields import KeyWidget, NamesField, TextField, is_set, option_field, split
-from .revisions import RevisionForm, Values
+from ..rules.options import COLUMNS, NAMES, option_table
+from ..views.call_sites import discover_call_sites, known_call_sites, route_names
+from .fields import OTHER, KeyWidget, NamesField, TextField, is_set, option_field, split
+from .history import difference_of
+
+Values = dict[str, Any]
+"""The values of a form, by field."""
+
+
+class RevisionForm(forms.ModelForm):  # type: ignore[type-arg]
+    """A model form. Its page sends the revision of the row that it shows.
+
+    If the row has another revision by then, the form shows how its version differs from the stored
+    one. The page sends the newer revision the next time, and the form is saved. A form without a
+    revision, as a script sends it, is saved.
+    """
+
+    stored: Values | None = None
+    """The version of another user, if it was saved since the form was opened."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.label_suffix = ""
+
+    def clean(self) -> Values:
+        """Note the stored version, if it is newer than the one that the form has shown."""
+        given = super().clean() or {}
+        sent = self.data.get(self.add_prefix("revision"))
+        if self.instance.pk is not None and sent not in (None, str(self.instance.revision)):
+            self.stored = self.instance.spec
+        return given
+
+    def check_row(self) -> None:
+        """Add errors of the whole row, in addition to those of the model."""
+
+    def _post_clean(self) -> None:
+        super()._post_clean()  # type: ignore[misc]
+        self.check_row()
+        if self.stored is not None and not self.errors:
+            row = self.instance
+            lines = difference_of(row.CHANGE_KIND, self.stored, row.spec)
+            if lines:
+                self.add_error(None, ValidationError([_latest_author(row), *lines]))
+
+    def _update_errors(self, errors: ValidationError) -> None:
+        """Add the first error of the model for each field that has no error of the form."""
+        by_field = errors.update_error_dict({})
+        news = {name: found[:1] for name, found in by_field.items() if name not in self.errors}
+        if news:
+            super()._update_errors(ValidationError(news))  # type: ignore[misc]
+
+
+def _latest_author(row: Any) -> str:
+    """Return a sentence about the change that was made while a form was open."""
+    changes = RateLimitChange.objects.filter(kind=row.CHANGE_KIND, object_id=row.pk)
+    by = changes.values_list("by", flat=True).first()
+    text = _(
+        "%(user)s changed this while you were editing it. Your version has not been saved. Reload "
+        "the page to see the stored version. If you save again, yours replaces it, and reverts "
+        "that change where they differ:"
+    )
+    return text % {"user": by or _("Another user")}
+
+
+GROUP = "group:"
+"""The prefix of an audience that is a group."""
+MAX_NAMES = 1000
+"""Maximum number of names on a page. More would make it slow, and are not read."""
+
+
+def key_choices() -> list[tuple[str, str]]:
+    """Return the keys to choose from, each with its label."""
+    keys = [*BUILT_IN.values(), *registered_keys().values()]
+    return [
+        ("", "---------"),
+        *((key.name, capfirst(str(key.label))) for key in keys),
+        (OTHER, _("Other")),
+    ]
+
+
+def group_names() -> list[str]:
+    """Return the names of Django's groups."""
+    return list(Group.objects.order_by("name").values_list("name", flat=True))
+
+
+def audience_choices(groups: list[str], stored: list[str]) -> list[tuple[str, str]]:
+    """Return the audiences to choose from: those of logins, groups, and stored ones."""
+    labels = {name: capfirst(_(words)) for name, words in NAMES["audience"].items()}
+    for name in (*(f"{GROUP}{group}" for group in groups), *stored):
+        labels.setdefault(name, _("Group %(name)s") % {"name": name.removeprefix(GROUP)})
+    labels.pop("everyone", None)
+    return [*labels.items()]
+
+
+def code_names() -> list[str]:
+    """Return the names of limits in the code."""
+    discover_call_sites()
+    return known_call_sites.names()[:MAX_NAMES]
+
+
+def conditions() -> dict[str, dict[str, Any]]:
+    """Return when the form shows an option: its algorithms, what it excludes, and what it needs.
+
+    An option that always has an effect has no entry. Of two options that need each other, the first
+    is always shown.
+    """
+    table = option_table()
+    found = {}
+    for number, (name, option) in enumerate(table.items()):
+        algorithms = [each.name for each in ALGORITHMS.values() if name in each.options]
+        needs = option.needs if option.needs in [*table][:number] else ""
+        if algorithms or option.excludes or needs:
+            excludes = [*option.excludes]
+            found[name] = {"algorithms": algorithms, "excludes": excludes, "needs": needs}
+    return found
+
+
+def default_algorithm() -> str:
+    """Return the algorithm of rules that name none."""
+    return find(conf.ALGORITHM).name
+
+
+def hidden_options(values: Mapping[str, Any]) -> list[str]:
+    """Return the options that have neither a value nor an effect, by the values of the form."""
+    algorithm = values.get("algorithm") or default_algorithm()
+    return [
+        name
+        for name, condition in conditions().items()
+        if not is_set(values.get(name))
+        and (
+            algorithm not in (condition["algorithms"] or [algorithm])
+            or any(is_set(values.get(other)) for other in condition["excludes"])
+            or (condition["needs"] and not is_set(values.get(condition["needs"])))
+        )
+    ]
 
 
 def confirmation_of(texts: Sequence[str]) -> str:
@@ -38,9 +173,9 @@ class AskingForm(RevisionForm):
     """
 
     confirm = forms.BooleanField(
-        label=_("Confirm"),
+        label=gettext_lazy("Confirm"),
         required=False,
-        help_text=_("The warnings above are intended."),
+        help_text=gettext_lazy("The warnings above are intended."),
         widget=forms.CheckboxInput(check_test=lambda value: False),
     )
     asks = False
@@ -93,12 +228,12 @@ class RuleForm(AskingForm):
     """Whether it asks for confirmations."""
 
     method = NamesField(
-        label=capfirst(_(COLUMNS["method"])),
-        help_text=_("None selected: all methods. GET includes HEAD."),
+        label=capfirst(gettext_lazy(COLUMNS["method"])),
+        help_text=gettext_lazy("None selected: all methods. GET includes HEAD."),
     )
     audience = NamesField(
-        label=capfirst(_(COLUMNS["audience"])),
-        help_text=_("None selected: everyone."),
+        label=capfirst(gettext_lazy(COLUMNS["audience"])),
+        help_text=gettext_lazy("None selected: everyone."),
         separator="\n",
         none="everyone",
     )

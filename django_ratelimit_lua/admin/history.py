@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import AUDITED, Spec
 from ..operations.formatting import moment_element, moment_words
-from ..operations.history_names import MAX_NAMED
+from ..operations.history import MAX_NAMED
 from ..rules import RuleError
 from ..rules.describe import describe_difference, rate_words
 from ..views.call_sites import describe_rule

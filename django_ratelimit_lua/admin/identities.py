@@ -1,10 +1,11 @@
-"""Identities in words, with a link to each user that they name."""
+"""Clients in words, with links to their page, their user and the form of an override."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
+from urllib.parse import urlencode
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
@@ -13,12 +14,14 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch
 from django.utils.translation import gettext as _
 
+from ..extension import extensions
 from ..identity.names import NOTHING, Name, Part
 from ..models import RateLimitOverride
-from ..operations.admin_urls import admin_url
+from ..operations.bans import active_bans
 from ..operations.formatting import readable
 from ..rules.describe import key_label
-from .pages import may, may_see_rules
+from .client_limits import override_subject, overrides_of
+from .pages import admin_url, may, may_see_rules, page_query
 
 WHO = "django_ratelimit_lua.view_identities"
 """May see the names of clients."""
@@ -132,3 +135,92 @@ def _user_url(request: HttpRequest, user: User) -> str:
     with suppress(NoReverseMatch):
         return admin_url(request, f"{meta.app_label}_{meta.model_name}_change", user.pk)
     return ""
+
+
+class ClientLinks(NamedTuple):
+    """The actions of a row about a client, for users with permission.
+
+    - `digest`: its beginning is shown; `words`: the client in words; `url`: its page;
+    - `block`: the override that blocks it, or None; `override_url`: the form of an override.
+    """
+
+    digest: str
+    words: str
+    url: str
+    block: RateLimitOverride | None
+    override_url: str
+
+
+def client_url(request: HttpRequest, digest: str, name: str = "", **query: str) -> str:
+    """Return the URL of a client's page. With `name`, the page always includes that limit."""
+    page = admin_url(request, "django_ratelimit_lua_client_changelist")
+    return f"{page}?{page_query(request, digest=digest, name=name, **query)}"
+
+
+def client_links(
+    request: HttpRequest, clients: Sequence[tuple[str, Name]], name: str = "", rule: str = ""
+) -> list[ClientLinks]:
+    """Return the actions for each of these clients.
+
+    Args:
+        request: The request of the page.
+        clients: The digest of each, and its name as far as the user may see it.
+        name: The limit that all rows are about, if there is one.
+        rule: The name of its rule, if it has one.
+    """
+    overrides = overrides_of([digest for digest, _name in clients])
+    links = []
+    for digest, parts in clients:
+        blocks = [each for each in overrides[digest] if each.effect == "block" and each.is_active()]
+        words = client_words(", ".join(value for _kind, value in parts), digest)
+        url = client_url(request, digest, name)
+        form = override_url(request, digest, parts, rule)
+        links.append(ClientLinks(digest, words, url, next(iter(blocks), None), form))
+    return links
+
+
+def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule: str = "") -> str:
+    """Return the URL of the form of an override about exactly this client.
+
+    It is empty for users without permission.
+    """
+    field, value = override_subject(digest, parts)
+    query = {field: value}
+    if field == "client_digest":  # It needs an end.
+        query["duration"] = "86400"
+    if rule:
+        query["rule"] = rule
+    return form_url(request, query)
+
+
+def form_url(request: HttpRequest, query: Mapping[str, str]) -> str:
+    """Return the URL of the form of an override with these values.
+
+    It is empty for users without permission.
+    """
+    if not may(request, "add_ratelimitoverride"):
+        return ""
+    form = admin_url(request, "django_ratelimit_lua_ratelimitoverride_add")
+    return f"{form}?{urlencode(query)}"
+
+
+def known_clients(request: HttpRequest, prefix: str = "") -> dict[str, Name]:
+    """Return the clients that a ban, an override or an optional app names, by their digests.
+
+    Their recorded names are included if the user may see them.
+
+    Args:
+        request: The request of the page.
+        prefix: The beginning of their digests.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    found = {active.identity: active.who for active in active_bans(identities=[prefix])}
+    about = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
+    for digest in about.exclude(client_digest="").values_list("client_digest", flat=True):
+        found.setdefault(digest, [])
+    for extension in extensions:
+        for digest, record in extension.client(request, prefix).items():
+            found[digest] = found.get(digest) or list(record.name)
+    return {digest: visible_name(request, parts) for digest, parts in found.items()}

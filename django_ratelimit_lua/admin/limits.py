@@ -23,16 +23,15 @@ from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..models import RateLimitOverride, RateLimitRule
-from ..operations.admin_urls import admin_url, page_query
-from ..operations.call_sites import LimitInCode, limits_named, place_words, taken_over
-from ..rules import RuleError
+from ..operations.known_limits import LimitInCode, limits_named, place_words
+from ..rules import RuleError, compile
 from ..rules.rule import is_unwritable
-from ..views.call_sites import CallSite, constant_limits, replaced_call_sites
-from .forms import form_values
+from ..rules.ruleset import settings_rules
+from ..views.call_sites import SETTINGS, CallSite, constant_limits, replaced_call_sites
+from .forms import Values, form_values
 from .identities import may_see_overrides, override_words
-from .pages import Context, extension_sections, page_response
+from .pages import Context, admin_url, extension_sections, page_query, page_response
 from .preview import preview
-from .revisions import Values
 
 MAX_OVERRIDES = 50
 """Maximum number of overrides on the page of a limit."""
@@ -201,3 +200,28 @@ def _overrides(request: HttpRequest, name: str) -> list[tuple[int, str, str]]:
         (row.pk, override_words(request, row), str(row.get_effect_display()))
         for row in rows[:MAX_OVERRIDES]
     ]
+
+
+def taken_over(name: str) -> RateLimitRule:
+    """Return a rule of the settings as an unsaved row.
+
+    Raises:
+        RuleError: That is impossible.
+    """
+    for rule in settings_rules():
+        if rule.name == name:
+            spec = {word: _as_json(value) for word, value in rule.spec.items()}
+            rates = rule.template and rule.template.rates
+            if rates and all(isinstance(rate, Rate) for rate in rates):
+                spec["rate"] = [*map(str, rates)]
+            compile(spec, plain=True, where=SETTINGS)
+            return RateLimitRule.from_spec(spec)
+    raise RuleError("name", f"there is no rule {name!r}", where=SETTINGS)
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return value

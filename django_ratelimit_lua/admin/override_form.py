@@ -1,31 +1,36 @@
-"""The form of an override."""
+"""The form of an override, and its effect on each limit that it concerns."""
 
 from __future__ import annotations
 
 import datetime
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from django import forms
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address
+from ..limits.limit import Limit
+from ..limits.rate import LimitError, Rate
 from ..models import RateLimitOverride
-from ..operations.call_sites import place_words, rule_names
 from ..operations.confirmations import override_confirmations
-from .forms import AskingForm
-from .revisions import Values
+from ..operations.explain import with_tier
+from ..operations.known_limits import known_limits, place_words, rule_names
+from ..rules.overrides import EVERY_RULE
+from .forms import AskingForm, Values
+from .preview import limit_words
 
 DURATIONS = {
-    "3600": _("for 1 hour"),
-    "86400": _("for 1 day"),
-    "604800": _("for 1 week"),
-    "2592000": _("for 30 days"),
+    "3600": gettext_lazy("for 1 hour"),
+    "86400": gettext_lazy("for 1 day"),
+    "604800": gettext_lazy("for 1 week"),
+    "2592000": gettext_lazy("for 30 days"),
 }
 """Durations of overrides, in seconds."""
 
@@ -34,27 +39,27 @@ class OverrideForm(AskingForm):
     """The form of an override. The value of a field is converted to a digest at once."""
 
     value = forms.CharField(
-        label=_("Value"),
+        label=gettext_lazy("Value"),
         required=False,
         strip=False,
         widget=forms.PasswordInput({"autocomplete": "off", "spellcheck": "false"}),
-        help_text=_(
+        help_text=gettext_lazy(
             "The value of the field, for example the API key itself. Only its digest is stored."
         ),
     )
     rule = forms.ChoiceField(
-        label=_("Rule"),
+        label=gettext_lazy("Rule"),
         required=False,
         choices=lambda: [
             ("", _("all rules")),
             *((name, place_words(name)) for name in rule_names()),
         ],
-        help_text=_("A rule, or a limit in the code. Another limit is for one of them."),
+        help_text=gettext_lazy("A rule, or a limit in the code. Another limit is for one of them."),
     )
     duration = forms.ChoiceField(
-        label=_("Duration"),
+        label=gettext_lazy("Duration"),
         required=False,
-        choices=[("", _("until the end time below, or for good")), *DURATIONS.items()],
+        choices=[("", gettext_lazy("until the end time below, or for good")), *DURATIONS.items()],
     )
 
     class Meta:
@@ -139,3 +144,50 @@ def own_digests(request: HttpRequest) -> set[str]:
     return {
         digest(identity, secret).decode() for identity in own for secret in secrets_by_id().values()
     }
+
+
+class LimitEffect(NamedTuple):
+    """A limit without and with an override, in words."""
+
+    name: str
+    before: str
+    after: str
+
+
+def override_effects(rule: str, effect: str, rate: str, burst: int | None) -> list[LimitEffect]:
+    """Return what a client gets under each limit that an override concerns.
+
+    Args:
+        rule: The name of the rule or of the limit in the code; empty: all of them.
+        effect: The effect of the override: "limit", "exempt" or "block".
+        rate: The rate of another limit.
+        burst: Its burst; None: that of the rule.
+
+    Raises:
+        LimitError: The rate is invalid.
+    """
+    parsed = None
+    if effect == "limit":
+        parsed = Rate.parse(rate)
+    effects: dict[LimitEffect, None] = {}
+    for known in known_limits():
+        if rule not in (EVERY_RULE, known.place):
+            continue
+        before = with_tier(known.reading, known.limit)
+        after = _("every request is refused")
+        if parsed is not None:
+            after = _changed_words(known.limit, parsed, burst)
+        elif effect == "exempt":
+            after = _("no limit")
+        effects[LimitEffect(place_words(known.place), before, after)] = None
+    return [*effects]
+
+
+def _changed_words(limit: Limit, rate: Rate, burst: int | None) -> str:
+    """Return a limit at another rate in words."""
+    if "burst" not in limit.kind.options:
+        burst = None
+    try:
+        return limit_words([limit.at_rate(rate, burst, "override")])
+    except LimitError as error:
+        return _("unchanged, because the override does not fit: %s") % error

@@ -25,17 +25,15 @@ from ..exceptions import StoreError
 from ..identity.forwarded import overlaps
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride
-from ..operations.call_sites import place_words
-from ..operations.client_search import computed_clients, matcher
-from ..operations.effects import override_effects
 from ..operations.formatting import moment_element
-from ..operations.subjects import add
+from ..operations.known_limits import place_words
+from ..operations.subjects import add_override
 from ..rules.describe import rate_words
 from ..rules.provider import loaded_ruleset
-from .base import ActingAdmin, View
-from .links import known_clients
-from .override_form import OverrideForm
-from .pages import Context, may
+from .client_search import computed_clients, matcher
+from .identities import known_clients
+from .override_form import OverrideForm, override_effects
+from .pages import ActingAdmin, Context, View, may
 
 REPEATED = "_ratelimit_repeated"
 """Set on an override that was not added, because an equal one exists."""
@@ -272,7 +270,7 @@ class OverrideAdmin(ActingAdmin):
             super().save_model(request, obj, form, change)
             return
         obj.created_by = str(request.user)
-        existing = add(obj)
+        existing = add_override(obj)
         if existing is not obj:
             text = _("Already present, so not added again: %(overrides)s.")
             messages.warning(request, text % {"overrides": existing})

@@ -16,14 +16,13 @@ from ..exceptions import StoreError
 from ..extension import Section
 from ..models import RateLimitChange, RateLimitRevision
 from ..models.rule import rules_database
-from ..operations.admin_urls import admin_url
 from ..operations.formatting import moment_element, moment_of, moment_words
 from ..operations.health import Health, health
 from ..publishing import triggers
 from ..rules import provider
 from ..store import Outage, get_store
 from .history import change_name, changed_words, seen_by
-from .pages import Context, Page, extension_sections, may, may_see_rules, page_response
+from .pages import Context, Page, admin_url, extension_sections, may, may_see_rules, page_response
 
 MAX_CHANGES = 5
 MAX_PROBLEMS = 20

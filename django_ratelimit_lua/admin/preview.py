@@ -2,22 +2,221 @@
 
 from __future__ import annotations
 
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
 from django.http import HttpRequest, QueryDict
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ..engine.decide import build_call
 from ..exceptions import StoreError
-from ..models import RateLimitRule
-from ..operations.allowances import allowances
-from ..operations.call_sites import LimitInCode, limits_named
-from ..operations.plot import draw, words
-from ..operations.simulate import simulate
+from ..identity import digest
+from ..limits.call import MAX_COST, Charge
+from ..limits.limit import TIER, Limit
+from ..limits.rate import SECOND
+from ..models import RateLimitOverride, RateLimitRule
+from ..operations.formatting import number_words
+from ..operations.known_limits import LimitInCode, limits_named
 from ..rules import compile
+from ..rules.describe import rate_words
 from ..rules.options import option_table
 from ..rules.template import LimitTemplate
-from ..views.call_sites import known_call_sites, place_problems
+from ..store import get_store
+from ..views.call_sites import constant_limits, known_call_sites, place_problems
+from ..web.durations import duration_words
 from .forms import RuleForm
 from .identities import override_words
 from .pages import Context
+
+MAX_CALLS = 60
+"""Maximum number of decisions about the stream; those about the burst are half as many."""
+MAX_BURST = 1000
+START_US = 1_767_225_600 * SECOND
+"""2026-01-01 00:00 UTC: every simulation begins here, as windows of the calendar do."""
+
+
+class Hit(NamedTuple):
+    """Requests that are sent at the same moment.
+
+    - `at`: when they are sent, in seconds;
+    - `sent`: their number;
+    - `turn`: when the allowed ones have their turn;
+    - `allowed`: how many are allowed.
+    """
+
+    at: float
+    sent: int
+    turn: float
+    allowed: int
+
+
+class Simulation(NamedTuple):
+    """A burst at 0, and the stream after it; `seconds` is the simulated time."""
+
+    seconds: float
+    hits: list[Hit]
+
+
+def simulate(limits: Sequence[Limit], cost: int = 1) -> Simulation:
+    """Send twice the first limit at once, then twice its rate, for two of its periods.
+
+    The limits are decided together. Their counts are deleted afterwards.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    rate = limits[0].rate
+    burst = min(2 * limits[0].capacity, MAX_BURST)
+    step = -(-burst // (MAX_CALLS // 2)) or 1
+    sent = [(0.0, min(step, burst - done)) for done in range(0, burst, step)]
+    stream = 4 * rate.limit
+    step = -(-stream // MAX_CALLS) or 1
+    pause = rate.period / 2 / (rate.limit or 1)
+    sent += [(done * pause, step) for done in range(step, stream + 1, step)]
+    name = uuid.uuid4().hex
+    own = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
+    hits = [_decide(own, at, number, cost) for at, number in sent]
+    get_store().reset(build_call([Charge(limit, digest("preview")) for limit in own], "peek"))
+    return Simulation(2 * rate.period, hits)
+
+
+def _decide(limits: Sequence[Limit], at: float, number: int, cost: int) -> Hit:
+    # No limit holds as many units as a call can take.
+    units = min(number * cost, MAX_COST)
+    charges = [Charge(limit, digest("preview"), units) for limit in limits]
+    now = START_US + round(at * SECOND)
+    decision = get_store().decide(build_call(charges, partial=number > 1, now=now))
+    allowed = number * decision.allowed
+    if cost:
+        allowed = decision.granted // cost
+    return Hit(at, number, at + decision.wait, allowed)
+
+
+WIDTH = 540
+HEIGHT = 200
+"""The size of the area of the lines; the labels are around it."""
+
+
+def draw(simulation: Simulation) -> SafeString:
+    """Return the cumulative numbers of requests of a simulation as an SVG."""
+    seconds = simulation.seconds
+    most = sum(hit.sent for hit in simulation.hits) or 1
+    context = {
+        "words": words(simulation.hits),
+        "sent": _steps([(hit.at / seconds, hit.sent / most) for hit in simulation.hits]),
+        "allowed": _steps([(hit.turn / seconds, hit.allowed / most) for hit in simulation.hits]),
+        "most": number_words(most),
+        "half": duration_words(seconds / 2),
+        "end": duration_words(seconds),
+    }
+    return render_to_string("admin/django_ratelimit_lua/plot.html", context)
+
+
+def _steps(points: Iterable[tuple[float, float]]) -> str:
+    """Return a line that rises at each point, from shares of the width and of the height."""
+    line = f"M0 {HEIGHT}"
+    height = 0.0
+    for across, rise in sorted(points):
+        height += rise
+        if rise and across <= 1:
+            line += f"H{across * WIDTH:.1f}V{HEIGHT - height * HEIGHT:.1f}"
+    return f"{line}H{WIDTH}"
+
+
+def words(hits: Sequence[Hit]) -> str:
+    """Return the numbers of a simulation in a sentence.
+
+    >>> words([Hit(0, 10, 0, 5), Hit(60, 5, 60, 5)])
+    'Of 10 requests at once, 5 are allowed. Of the next 5, one by one, 5 are allowed.'
+    """
+    burst = [hit for hit in hits if not hit.at]
+    stream = [hit for hit in hits if hit.at]
+    texts = [
+        _("Of %(sent)s requests at once, %(allowed)s are allowed.") % _totals(burst),
+        _("Of the next %(sent)s, one by one, %(allowed)s are allowed.") % _totals(stream),
+    ]
+    longest = max((hit.turn - hit.at for hit in hits if hit.allowed), default=0)
+    if longest:
+        texts.append(_("The longest wait is %(time)s.") % {"time": duration_words(longest)})
+    return " ".join(texts)
+
+
+def _totals(hits: Sequence[Hit]) -> dict[str, str]:
+    sent = sum(hit.sent for hit in hits)
+    allowed = sum(hit.allowed for hit in hits)
+    return {"sent": number_words(sent), "allowed": number_words(allowed)}
+
+
+MAX_OVERRIDES = 50
+"""Maximum number of overrides to list."""
+
+
+class Allowance(NamedTuple):
+    """The clients that a limit applies to, and what they get, in words."""
+
+    clients: str
+    words: str
+
+
+def allowances(
+    row: RateLimitRule, client_of: Callable[[RateLimitOverride], str] = str
+) -> list[Allowance]:
+    """Return what everyone gets under a rule, then each tier, then each override with a rate.
+
+    Args:
+        row: The rule, which may be unsaved.
+        client_of: Returns the name of the client of an override.
+
+    Raises:
+        RuleError: The rule is invalid.
+    """
+    limits: dict[str, list[Limit]] = defaultdict(list)
+    for limit in constant_limits(row.compiled()):
+        limits[limit.variant.removeprefix(f"{TIER}:")].append(limit)
+    if not limits:
+        return []
+    found = [Allowance(name or _("everyone"), limit_words(each)) for name, each in limits.items()]
+    for override in rate_overrides(row):
+        limit = override.override().limit(limits[""][0])
+        words = limit_words([limit])
+        if limit is limits[""][0]:
+            words = _("skipped: does not fit this limit")
+        found.append(Allowance(client_of(override), words))
+    return found
+
+
+def rate_overrides(row: RateLimitRule) -> Iterable[RateLimitOverride]:
+    """Return the overrides with a rate that name a rule, by its present or its new name."""
+    stored = RateLimitRule.objects.filter(pk=row.pk).values_list("name", flat=True)
+    names = {row.name, *stored}
+    overrides = RateLimitOverride.objects.lasting().filter(effect="limit", rule__in=names)
+    return overrides.select_related("user")[:MAX_OVERRIDES]
+
+
+def limit_words(limits: Iterable[Limit]) -> str:
+    """Return the rates of limits that apply together, and how many requests they allow at once.
+
+    >>> limit_words([Limit("api", "60/m", algorithm="token_bucket", burst=20), Limit("day", "9/d")])
+    '60 per minute, up to 20 at once and 9 per day'
+    """
+    return _(" and ").join(dict.fromkeys(map(_one_limit, limits)))
+
+
+def _one_limit(limit: Limit) -> str:
+    rate = rate_words(str(limit.rate))
+    if not limit.kind.is_bucket:
+        return rate
+    words = _("%(rate)s, up to %(number)s at once")
+    number = limit.capacity
+    if limit.kind.waits_anyway:
+        words = _("%(rate)s, one at a time, and up to %(number)s wait")
+        number -= 1
+    return words % {"rate": rate, "number": number_words(number)}
+
 
 IGNORED = {"tiers", "on_store_error", "lease", "split"}
 """Options that a plot ignores."""

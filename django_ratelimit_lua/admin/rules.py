@@ -24,23 +24,26 @@ from ..exceptions import StoreError
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import Conflict
 from ..models.rule import rules_database
-from ..operations.admin_urls import admin_url
-from ..operations.call_sites import limits_in_code, place_words
 from ..operations.confirmations import confirmations
 from ..operations.formatting import breakable
-from ..publishing import publish
-from ..publishing.publisher import OwnerError
+from ..operations.known_limits import limits_in_code, place_words
+from ..publishing.publisher import OwnerError, publish
 from ..rules import RuleError
 from ..rules.options import option_table
 from ..rules.provider import refresh_ruleset
 from ..rules.status import problems
 from ..views.call_sites import describe_rule
-from .base import ActingAdmin, View
-from .choices import code_names, conditions, default_algorithm
-from .forms import RuleForm, absent_options, confirmation_of
+from .forms import (
+    RuleForm,
+    absent_options,
+    code_names,
+    conditions,
+    confirmation_of,
+    default_algorithm,
+)
 from .history import changed_words, may_undo, revision_of, rule_of, undo_label, undone
 from .limits import LimitPages, ListColumn, limit_url, list_columns
-from .pages import Context, page_response
+from .pages import ActingAdmin, Context, View, admin_url, page_response
 from .preview import preview, preview_of_form
 
 MAX_PROBLEMS = 5
@@ -156,7 +159,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
         )
 
     @admin.display(description=gettext_lazy("summary"))
-    def sentence(self, rule: RateLimitRule) -> SafeString:
+    def describe_rule(self, rule: RateLimitRule) -> SafeString:
         """Return the rule in one sentence."""
         return breakable(rule.describe())
 

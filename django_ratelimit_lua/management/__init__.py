@@ -1,7 +1,7 @@
 """The command `manage.py ratelimit` and its verbs.
 
-Each verb is a module that parses arguments, calls operations and prints the result. It imports
-`operations` and lower packages. It does not know the admin. Optional apps add their own verbs.
+A verb parses arguments, calls operations and prints their result; optional apps add verbs. This
+room imports `operations` and lower rooms. It does not know the pages of the admin.
 """
 
 __all__ = ["arguments", "verbs"]

@@ -1,18 +1,18 @@
 """The tasks of operators, as functions that the admin, the commands and scripts share.
 
-They explain a request, list and lift bans, import and export rules, and forget an identity. This
-package imports `web`, `models` and lower packages. It does not know forms, pages or the command
-line.
+They list limits and bans, explain a request, and change what is stored about a client. This room
+imports `web`, `models` and lower rooms. It does not know forms, pages or the command line.
 """
 
 from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised
 from ..process.tasks import finish
 from ..rules.describe import describe_spec
+from ..web.reference import BadReferenceError
 from .bans import ActiveBan, active_bans, lift_bans
 from .explain import Explanation, explain
 from .health import Health, ahealth, health
-from .reference import BadReferenceError, KnownLimit, OpenedReference, open_reference
+from .known_limits import KnownLimit, OpenedReference, open_reference
 
 __all__ = [
     "ActiveBan",
@@ -23,17 +23,15 @@ __all__ = [
     "KnownLimit",
     "OpenedReference",
     "active_bans",
-    "admin_urls",
     "ahealth",
-    "call_sites",
     "client_address",
     "describe_spec",
     "explain",
     "finish",
     "formatting",
     "health",
+    "known_limits",
     "lift_bans",
     "normalised",
     "open_reference",
-    "plot",
 ]

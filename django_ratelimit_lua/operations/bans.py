@@ -17,8 +17,8 @@ from ..limits.call import Charge
 from ..limits.limit import Limit
 from ..models import RateLimitChange
 from ..store import get_store
-from .history_names import history_names, record_change
-from .reference import known_limits
+from .history import history_names, record_change
+from .known_limits import known_limits
 
 AT_ONCE = 100
 """Bans that are read or lifted by one call."""

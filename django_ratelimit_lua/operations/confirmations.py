@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 from django.utils.translation import gettext as _
@@ -13,9 +12,7 @@ from ..identity.forwarded import parse_network
 from ..limits import algorithms
 from ..limits.rate import Rate
 from ..models import RateLimitRule
-from ..rules import RuleError
-from ..rules.rule import Rule, Spec
-from .rules_yaml import RuleChange
+from ..rules.rule import Rule
 
 WIDE = {4: 8, 6: 16}
 """By version of IP: the prefix length up to which a network is a large part of the internet."""
@@ -52,33 +49,6 @@ def _refusing_field(rule: Rule) -> str:
     if isinstance(template.cost, int) and capacity < template.cost:
         return "cost"
     return ""
-
-
-def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
-    """Return the warnings to confirm for changes of rules, by the names of the rules.
-
-    Effects that a rule has already are left out.
-    """
-    found = {}
-    for change in changes:
-        mode = ""
-        if change.before is not None:
-            mode = change.before.get("mode", "enforce")
-        known = _texts(change.before)
-        new = [text for text in _texts(change.after, mode) if text not in known]
-        if new:
-            found[change.name] = new
-    return found
-
-
-def _texts(spec: Spec | None, mode: str = "") -> list[str]:
-    if spec is None:
-        return []
-    try:
-        found = confirmations(RateLimitRule.from_spec(spec), mode)
-    except RuleError:  # The row was broken by hand.
-        return []
-    return [text for _field, text in found]
 
 
 def override_confirmations(text: str, peer: str | None = None) -> list[str]:

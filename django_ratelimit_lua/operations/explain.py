@@ -36,7 +36,7 @@ from ..views.inspection import BEFORE_METHODS, Stack, ViewLimits, inspect_view, 
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
 from ..web.usage import is_logged_in, prepared_view
-from .history_names import history_names, record_change
+from .history import history_names, record_change
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 
@@ -336,7 +336,7 @@ def override_row(override: Override | None) -> RateLimitOverride | None:
     return RateLimitOverride.objects.filter(pk=override.pk).first()
 
 
-def reset(
+def reset_counts(
     explanation: Explanation,
     names: set[str] | None = None,
     who: Mapping[str, Name] = MappingProxyType({}),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.db import router, transaction
 from django.utils import timezone
 
@@ -129,7 +132,7 @@ def network_overrides(network: str) -> list[RateLimitOverride]:
     return list(RateLimitOverride.objects.active().filter(network__in=texts))
 
 
-def add(override: RateLimitOverride) -> RateLimitOverride:
+def add_override(override: RateLimitOverride) -> RateLimitOverride:
     """Save an override, unless an equal one has not ended. Return the one that exists now.
 
     Concurrent callers wait for each other, so that only one of them adds an override.
@@ -166,7 +169,7 @@ def _are_near(moment: datetime.datetime | None, other: datetime.datetime | None)
     return abs(moment - other) <= datetime.timedelta(minutes=1)
 
 
-def end(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
+def end_overrides(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
     """End overrides now, in one change.
 
     Other overrides with the same effect on the same subject under the same rule end as well,
@@ -187,3 +190,15 @@ def end(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
             ending = alike.in_bulk() | ending
         RateLimitOverride.objects.filter(pk__in=ending).update(ends=timezone.now())
     return list(ending.values())
+
+
+def find_user(name: str) -> User | None:
+    """Return the user of that name or primary key, or None."""
+    model = get_user_model()
+    for field in (model.USERNAME_FIELD, "pk"):
+        # Not every text can be a primary key, or is accepted by every database.
+        with suppress(ValueError, OverflowError, TypeError, ValidationError):
+            user = model._default_manager.filter(**{field: name}).first()
+            if user is not None:
+                return user
+    return None

@@ -1,7 +1,7 @@
 """Background work of a process: tasks, each in its own thread while it has work.
 
 A task starts with the first caller that needs it, again in a child process, and ends with the
-process. `management/verbs/health.py` lists them. This is the only module that starts threads, and
+process. `management/verbs/site.py` lists them. This is the only module that starts threads, and
 that hooks the end of the process: by Python's `atexit`, or by multiprocessing, whose children end
 without it.
 """

@@ -3,7 +3,6 @@
 from django import template
 
 from ..identity.names import name_words
-from ..operations.call_sites import rule_words
 from ..operations.formatting import (
     breakable,
     milliseconds_words,
@@ -27,7 +26,6 @@ for words in (
     number_words,
     rate_words,
     readable,
-    rule_words,
     share_words,
 ):
     register.filter(words)

@@ -26,9 +26,9 @@ from django.db import connection
 from django.test import Client, override_settings
 from django.urls import reverse
 
+from django_ratelimit_lua.management import rules_yaml
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.publishing import publish
+from django_ratelimit_lua.publishing.publisher import publish
 from django_ratelimit_lua.rules import provider
 from tests.acceptance.admin.test_admin import given
 from tests.support.users import ADMIN_MIDDLEWARE

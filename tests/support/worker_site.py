@@ -105,6 +105,7 @@ from django_ratelimit_lua import RateLimiter  # noqa: E402
 from django_ratelimit_lua.admin.history import undone  # noqa: E402, F401
 from django_ratelimit_lua.engine.listener import listener  # noqa: E402
 from django_ratelimit_lua.identity import digest  # noqa: E402, F401
+from django_ratelimit_lua.management import rules_yaml  # noqa: E402, F401
 from django_ratelimit_lua.middleware import RateLimitMiddleware  # noqa: E402
 from django_ratelimit_lua.models import (  # noqa: E402
     RateLimitChange,  # noqa: F401
@@ -112,7 +113,6 @@ from django_ratelimit_lua.models import (  # noqa: E402
     RateLimitRevision,  # noqa: F401
     RateLimitRule,
 )
-from django_ratelimit_lua.operations import rules_yaml  # noqa: E402, F401
 from django_ratelimit_lua.operations.health import health  # noqa: E402, F401
 from django_ratelimit_lua.publishing import publish, triggers  # noqa: E402
 from django_ratelimit_lua.publishing import publisher as publishing  # noqa: E402, F401

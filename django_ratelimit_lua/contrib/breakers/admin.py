@@ -10,8 +10,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from ...admin.base import ActingAdmin
-from ...admin.pages import page_response
+from ...admin.pages import ActingAdmin, page_response
 from ...exceptions import StoreError
 from .models import RateLimitBreaker
 from .registry import NAME, read_states

@@ -14,7 +14,6 @@ from ...admin.limits import limit_url
 from ...admin.pages import may_see_rules
 from ...extension import ClientRecord
 from ...models import RateLimitRule
-from ...operations.call_sites import place_words
 from ...operations.formatting import (
     between_words,
     breakable,
@@ -22,6 +21,7 @@ from ...operations.formatting import (
     number_words,
     share_words,
 )
+from ...operations.known_limits import place_words
 from .keys import HOUR, TOP_HOURS
 from .reading import client_lists, known_names, merged, shadow_numbers
 from .report import GROUPS, RESULT_NAMES, courses, result_words

@@ -16,8 +16,8 @@ from django.utils.translation import gettext_lazy
 
 from ...models import RateLimitRule
 from ...models.rule import rules_database
-from ...operations.call_sites import limits_named, names_in_code
 from ...operations.formatting import number_words, share_words
+from ...operations.known_limits import limits_named, names_in_code
 from ...rules.rule import Spec, is_unwritable
 from ...rules.ruleset import settings_rules
 from ...views.call_sites import describe_rule

@@ -13,8 +13,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...admin.identities import readable_parts, visible_name
-from ...admin.links import client_links
+from ...admin.identities import client_links, readable_parts, visible_name
 from ...admin.pages import Context
 from ...conf import conf
 from ...extension import Section

@@ -21,14 +21,9 @@ from ..arguments import StoreOnce
 from ..verbs import (  # noqa: F401 - each module declares its verbs
     Printer,
     Verb,
-    bans,
-    forget,
-    health,
-    history,
-    overrides,
-    publish,
-    reset,
+    clients,
     rules,
+    site,
     verbs,
 )
 

@@ -1,23 +1,29 @@
-"""`rules`: list, show, export and import the rules, switch one, and explain a request."""
+"""Verbs about rules: list, show, export and import them, switch one, explain a request; history."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
 
 from django.core.management.base import CommandError
+from django.db import transaction
+from django.utils import timezone
 
 from ...conf import conf
+from ...exceptions import StoreError
 from ...limits.decision import LimitState
-from ...models import RateLimitOverride, RateLimitRule
-from ...operations import rules_yaml
-from ...operations.call_sites import limits_named, place_words, rule_names
-from ...operations.confirmations import changed_confirmations, confirmations
+from ...models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
+from ...models.rule import rules_database
+from ...operations.confirmations import confirmations
 from ...operations.explain import explain
 from ...operations.formatting import count_words
+from ...operations.known_limits import limits_named, place_words, rule_names
+from ...publishing import publisher
+from ...publishing.publisher import OwnerError, publish
 from ...rules import RuleError, provider
 from ...rules.options import MODES
 from ...rules.snapshot import NO_SNAPSHOT
@@ -25,12 +31,14 @@ from ...views.call_sites import describe_rule
 from ..arguments import (
     add_request,
     described,
+    format_moment,
     require_confirmation,
     require_urlconf,
+    seconds_of,
     verdict,
 )
 from . import Printer, VerbOptions, argument, verb
-from .overrides import override_words
+from .clients import override_words
 
 MAX_LENGTH = 4 * 1024 * 1024
 """Maximum number of characters in a file of rules."""
@@ -137,6 +145,8 @@ def _switch(command: Printer, options: VerbOptions) -> None:
 
 @verb("rules export", "write the rules of the admin as YAML")
 def _export(command: Printer, options: VerbOptions) -> None:
+    from .. import rules_yaml  # PyYAML is slow to import.
+
     command.stdout.write(rules_yaml.export(), ending="")
 
 
@@ -149,13 +159,15 @@ def _export(command: Printer, options: VerbOptions) -> None:
     argument("--confirm", action="store_true", help="change the rules despite warnings"),
 )
 def _import_rules(command: Printer, options: VerbOptions) -> None:
+    from .. import rules_yaml
+
     require_urlconf()
     changes = rules_yaml.plan(*_read(options["file"]))
     kept = []
     if not options["delete"]:
         kept = [change.name for change in changes if change.after is None]
         changes = [change for change in changes if change.after is not None]
-    found = changed_confirmations(changes)
+    found = rules_yaml.changed_confirmations(changes)
     warnings = [f"{name}: {text}" for name, texts in found.items() for text in texts]
     if options["dry_run"]:
         for line in warnings:
@@ -200,3 +212,63 @@ def _read(file: str) -> tuple[str, str]:
     if len(text) > MAX_LENGTH:
         raise CommandError(f"{source}: more than {MAX_LENGTH} characters")
     return text, source
+
+
+MAX_CHANGES = 20
+
+
+@verb(
+    "history",
+    f"list the last {MAX_CHANGES} changes, or delete old ones and expired overrides",
+    argument("--prune", metavar="AGE", help="delete rows that are older, such as 400d"),
+    argument("--dry-run", action="store_true", help="only count these rows"),
+)
+def _history(command: Printer, options: VerbOptions) -> None:
+    if options["prune"] is None:
+        for change in RateLimitChange.objects.order_by("-at", "-pk")[:MAX_CHANGES]:
+            what = f"{change.get_kind_display()} {change.name}: {change.get_action_display()}"
+            by = f" by {change.by}" if change.by else ""
+            command.say(f"{format_moment(change.at)} {what}{by}")
+        return
+    before = timezone.now() - timedelta(seconds=seconds_of("--prune", options["prune"]))
+    action = "deleted"
+    if options["dry_run"]:
+        action = "would delete"
+        counts = {
+            name: rows.count()
+            for name, rows in publisher.outdated_rows(rules_database(), before).items()
+        }
+    else:
+        counts = publisher.prune_rows(rules_database(), before)
+    numbers = ", ".join(f"{name} {number:,}" for name, number in counts.items())
+    command.say(f"{action} rows from before {format_moment(before)}: {numbers}")
+
+
+@verb(
+    "publish",
+    "publish all rules and overrides again, for example after raw SQL",
+    argument(
+        "--take-over",
+        action="store_true",
+        help="replace the rules of another database or of a newer version",
+    ),
+    argument(
+        "--new-id",
+        action="store_true",
+        help="first give this database a new id, if it is a copy of another one",
+    ),
+)
+def _publish(command: Printer, options: VerbOptions) -> None:
+    take_over = options["take_over"]
+    if not options["new_id"]:
+        command.say(f"published revision {publish(rebuild=True, take_over=take_over)}")
+        return
+    using = rules_database()
+    with transaction.atomic(using):
+        command.say(f"the database now has the id {RateLimitRevision.rename(using)}")
+    try:
+        command.say(f"published revision {publish(take_over=take_over)}")
+    except OwnerError as error:
+        command.warn(str(error))
+    except StoreError as error:
+        command.warn_if_unpublished(str(error))

@@ -22,13 +22,13 @@ from django.utils import timezone
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.management.rules_yaml import apply, plan
 from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
     RateLimitRule,
 )
 from django_ratelimit_lua.operations.health import health
-from django_ratelimit_lua.operations.rules_yaml import apply, plan
 from tests.support.users import ADMIN_MIDDLEWARE, OPERATOR, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -29,9 +29,9 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.management.arguments import build_request
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.operations.explain import explain, reset
-from django_ratelimit_lua.operations.request_builder import build_request
+from django_ratelimit_lua.operations.explain import explain, reset_counts
 from django_ratelimit_lua.throttling import (
     AnonRateThrottle,
     RuleThrottle,
@@ -319,16 +319,20 @@ def test_explained_limits_are_the_counted_limits(name: str) -> None:
     used = sorted(limit.state.used for limit in explanation.met if limit.state is not None)
     assert len(used) == case.count
     if not case.count:
-        assert (statuses, explanation.decision.allowed, reset(explanation)) == ([200] * 3, True, [])
+        assert (statuses, explanation.decision.allowed, reset_counts(explanation)) == (
+            [200] * 3,
+            True,
+            [],
+        )
         return
     rate = 1 if name == "export" else 2
     assert statuses == [200] * rate + [429] * (3 - rate)
     assert not explanation.decision.allowed
     assert min(used) >= rate
     assert {limit.charge.limit.rate.limit for limit in explanation.met if limit.refuses} == {rate}
-    assert sorted(reset(explanation)) == sorted(limit.name for limit in explanation.met)
+    assert sorted(reset_counts(explanation)) == sorted(limit.name for limit in explanation.met)
     assert explained().decision.allowed
-    assert reset(explained()) == []
+    assert reset_counts(explained()) == []
     assert visit(case, name) == 200
 
 
@@ -350,9 +354,9 @@ def test_rules_are_explained_only_if_they_apply(has_middleware: bool, settings: 
         assert (
             any("is not in MIDDLEWARE" in note for note in explanation.notes) is not has_middleware
         )
-        assert reset(explanation) == ["two"] * is_limited
+        assert reset_counts(explanation) == ["two"] * is_limited
         assert Client(REMOTE_ADDR=ADDRESS).get(f"/{place}/").status_code == 200
-        reset(explain(build_request(f"/{place}/", address=ADDRESS)))
+        reset_counts(explain(build_request(f"/{place}/", address=ADDRESS)))
 
 
 def test_a_user_authenticated_by_the_view_is_explained_correctly() -> None:

@@ -18,7 +18,7 @@ from django.views import View
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.identity.names import name_words
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations.call_sites import place_words
+from django_ratelimit_lua.operations.known_limits import place_words
 from django_ratelimit_lua.views.call_sites import known_call_sites
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import OVERRIDES, RULES, errors, staff

@@ -13,8 +13,8 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.management.rules_yaml import apply, export, plan
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
-from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
 from django_ratelimit_lua.rules import RuleError
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import NO_TIERS, RULES, errors, given

@@ -25,13 +25,13 @@ from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.management.rules_yaml import export, plan
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans
-from django_ratelimit_lua.operations.rules_yaml import export, plan
 from django_ratelimit_lua.store import Deadline
 from django_ratelimit_lua.testing.server import Server
 from django_ratelimit_lua.views.call_sites import known_call_sites
-from tests.support.processes import until
+from tests.support.clusters import until
 from tests.tools.faults import LIBFAKETIME, alias, stepped
 
 pytestmark = pytest.mark.django_db(transaction=True)

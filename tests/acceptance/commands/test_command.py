@@ -24,13 +24,13 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.management.rules_yaml import apply, dump, export, load, plan
 from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
     RateLimitRevision,
     RateLimitRule,
 )
-from django_ratelimit_lua.operations.rules_yaml import apply, dump, export, load, plan
 from django_ratelimit_lua.rules import RuleError, compile, provider
 from django_ratelimit_lua.rules.describe import describe_spec
 from django_ratelimit_lua.rules.options import field_names

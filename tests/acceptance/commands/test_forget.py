@@ -17,12 +17,12 @@ from django.core.serializers import serialize
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.management.verbs import clients
 from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
 )
 from django_ratelimit_lua.models.audit import acting
-from django_ratelimit_lua.operations import forgetting
 from django_ratelimit_lua.store import get_store
 from tests.acceptance.commands.test_reset_and_block import said
 from tests.acceptance.store import test_cluster
@@ -76,7 +76,7 @@ def traces(server: redis.Redis, prefix: str, *words: str) -> list[str]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the wait for other processes."""
-    monkeypatch.setattr(forgetting, "IN_FLIGHT_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "IN_FLIGHT_SECONDS", 0.0)
 
 
 def use_everything(identity: Any = IP) -> None:

@@ -14,7 +14,7 @@ import redis
 from django.core.management import CommandError, call_command
 
 from django_ratelimit_lua.extension import extensions
-from django_ratelimit_lua.management.verbs.health import TASKS, background_tasks
+from django_ratelimit_lua.management.verbs.site import TASKS, background_tasks
 from django_ratelimit_lua.operations.health import ahealth, health
 from django_ratelimit_lua.process.tasks import Task, tasks
 

@@ -17,11 +17,11 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.admin.client_limits import explain_client
+from django_ratelimit_lua.management.arguments import build_request
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import OpenedReference, open_reference
-from django_ratelimit_lua.operations.clients import explain_client
 from django_ratelimit_lua.operations.explain import explain
-from django_ratelimit_lua.operations.request_builder import build_request
 from django_ratelimit_lua.throttling import ScopedRateThrottle, UserRateThrottle
 
 pytestmark = pytest.mark.django_db(transaction=True)

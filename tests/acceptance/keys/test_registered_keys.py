@@ -23,10 +23,10 @@ from django_ratelimit_lua.checks import check_settings
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.identity.keys import Key, compile_key, registered_keys
 from django_ratelimit_lua.identity.names import shown
+from django_ratelimit_lua.management.arguments import build_request
+from django_ratelimit_lua.management.verbs import clients
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations import forgetting
 from django_ratelimit_lua.operations.health import health
-from django_ratelimit_lua.operations.request_builder import build_request
 from tests.acceptance.admin.test_admin import RULES, errors, given
 from tests.acceptance.admin.test_admin_clients import CLIENT, press, words
 from tests.acceptance.commands.test_forget import traces
@@ -327,7 +327,7 @@ def test_commands_accept_a_tenant(
         call_command("ratelimit", *arguments, stdout=output, stderr=output)
         return output.getvalue()
 
-    monkeypatch.setattr(forgetting, "IN_FLIGHT_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "IN_FLIGHT_SECONDS", 0.0)
     rule(rate="1/m")
     assert get("acme") == 200
     assert "would be refused" in said("rules", "explain", "--path=/ok/", "--key", "tenant=acme")

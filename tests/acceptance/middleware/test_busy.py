@@ -20,9 +20,9 @@ from rest_framework.views import APIView
 
 from django_ratelimit_lua import Ratelimited, ratelimit
 from django_ratelimit_lua.engine.deny_cache import deny_cache
+from django_ratelimit_lua.management import rules_yaml
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.throttling import RuleThrottle
 from tests.acceptance.admin.test_admin import ADMIN_MIDDLEWARE, RULES, given

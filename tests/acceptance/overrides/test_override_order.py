@@ -16,9 +16,9 @@ from rest_framework.throttling import AnonRateThrottle
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.management.arguments import build_request
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.explain import explain
-from django_ratelimit_lua.operations.request_builder import build_request
 from tests.acceptance.commands.test_command import said
 
 pytestmark = pytest.mark.django_db(transaction=True)

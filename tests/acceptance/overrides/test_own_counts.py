@@ -15,11 +15,11 @@ from django.urls import path
 from django.utils import timezone
 
 from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.admin.client_limits import explain_client
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans
-from django_ratelimit_lua.operations.clients import explain_client
-from django_ratelimit_lua.operations.explain import ExplainedLimit, explain, reset
+from django_ratelimit_lua.operations.explain import ExplainedLimit, explain, reset_counts
 from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.testing import move_clock
 from tests.support.limits import add_tier
@@ -195,7 +195,7 @@ def test_a_reset_deletes_the_counts_of_all_tiers_and_overrides() -> None:
     assert [get(cookie) for cookie in cookies] == [200, 200, 200]
     assert [used(cookie) for cookie in cookies] == [[1], [1], [1]]
     request = RequestFactory().get("/ok", REMOTE_ADDR=ADDRESS, HTTP_COOKIE="plan=other")
-    assert reset(explain(request)) == ["own"]
+    assert reset_counts(explain(request)) == ["own"]
     assert [used(cookie) for cookie in cookies] == [[0], [0], [0]]
 
 
@@ -212,7 +212,7 @@ def test_the_page_of_a_client_shows_and_resets_the_counts_of_all_tiers() -> None
     RateLimitOverride.objects.create(network=ADDRESS, rule="own", rate="5/m")
     assert [get(), get("plan=pro")] == [200, 200]
     (_limit,) = met(client, ADDRESS)
-    assert reset(explain_client(client, parts=[("ip", ADDRESS)]).found) == ["own"]
+    assert reset_counts(explain_client(client, parts=[("ip", ADDRESS)]).found) == ["own"]
     assert used() == [0]
     assert not met(client, ADDRESS)
 

@@ -11,7 +11,7 @@ from django.db import connection
 from django.test import Client
 
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations.subjects import Subject, add
+from django_ratelimit_lua.operations.subjects import Subject, add_override
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import OVERRIDES
 from tests.acceptance.admin.test_admin_clients import of, press, words
@@ -68,7 +68,7 @@ def test_concurrent_equal_requests_add_one_override() -> None:
 
     def block(_number: int) -> Any:
         try:
-            return add(Subject(address=ADDRESS).override("block", 3600)).pk
+            return add_override(Subject(address=ADDRESS).override("block", 3600)).pk
         finally:
             connection.close()
 

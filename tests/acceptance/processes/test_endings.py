@@ -25,7 +25,7 @@ from django_ratelimit_lua.asgi import finish_at_shutdown
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.listener import listener
-from django_ratelimit_lua.management.verbs.health import background_tasks
+from django_ratelimit_lua.management.verbs.site import background_tasks
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server

@@ -94,7 +94,7 @@ def main(location: str, prefix: str) -> None:
     from django_ratelimit_lua import RateLimiter
     from django_ratelimit_lua.conf import SETTINGS
     from django_ratelimit_lua.management.verbs import verbs
-    from django_ratelimit_lua.management.verbs.health import background_tasks
+    from django_ratelimit_lua.management.verbs.site import background_tasks
     from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 
     urlpatterns.append(path("admin/", admin.site.urls))

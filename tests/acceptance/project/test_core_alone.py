@@ -102,7 +102,6 @@ def test_a_process_starts_without_the_pages_of_the_admin(site: Any) -> None:
     started = site["modules after setup"]
     assert [name for name in started if name.startswith(late)] == []
     assert [name for name in started if name.startswith(f"{package}.admin.")] == [
-        f"{package}.admin.base",
         f"{package}.admin.pages",
     ]
     assert {f"{package}.admin.rules", f"{package}.operations.explain"} <= {*site["modules"]}

@@ -21,6 +21,7 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_ratelimit_lua.management import rules_yaml
 from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
@@ -28,7 +29,6 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
 )
 from django_ratelimit_lua.models.audit import AuditedModel
-from django_ratelimit_lua.operations import rules_yaml
 from tests.acceptance.rules.test_rules import get, rule
 
 WITH_ADMIN = {

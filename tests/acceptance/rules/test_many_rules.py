@@ -10,9 +10,9 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from django_ratelimit_lua.management import rules_yaml
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
-from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.publishing import publish
+from django_ratelimit_lua.publishing.publisher import publish
 from django_ratelimit_lua.rules import provider
 from tests.acceptance.admin.test_admin import RULES, given, site  # noqa: F401 - a fixture
 from tests.bench.many_rules import rules_text

@@ -12,8 +12,8 @@ from django.test import Client
 from django_ratelimit_lua import extension
 from django_ratelimit_lua.limits.options import Option
 from django_ratelimit_lua.limits.values import Whole
+from django_ratelimit_lua.management.rules_yaml import apply, export, plan
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
-from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
 from django_ratelimit_lua.rules import RuleError, options
 from docs import tables
 from tests.acceptance.admin import test_admin

@@ -21,6 +21,7 @@ from django.urls import path
 from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.management import rules_yaml
 from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
@@ -28,8 +29,8 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
 )
 from django_ratelimit_lua.models.audit import acting
-from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.publishing import parts, publish, triggers
+from django_ratelimit_lua.publishing import parts, triggers
+from django_ratelimit_lua.publishing.publisher import publish
 from django_ratelimit_lua.rules import RuleError, provider
 from django_ratelimit_lua.rules.status import freshness, problems
 from django_ratelimit_lua.signals import limit_exceeded

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from django_ratelimit_lua.management.rules_yaml import apply, export, plan
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FILE = """\

@@ -8,8 +8,8 @@ import pytest
 from django.contrib.auth.models import Group
 from django.test import Client
 
+from django_ratelimit_lua.management.rules_yaml import apply, export, plan
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
-from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import RULES, given, staff, visits
 from tests.contrib.gateway.test_envoy_answers import ADA, LOGIN, OK, OVER, code

@@ -14,9 +14,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import Client
 
 from django_ratelimit_lua import extension
+from django_ratelimit_lua.management.rules_yaml import export, plan
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
-from django_ratelimit_lua.operations.rules_yaml import export, plan
-from django_ratelimit_lua.publishing import publish
+from django_ratelimit_lua.publishing.publisher import publish
 from django_ratelimit_lua.rules import RuleError, provider
 from django_ratelimit_lua.rules.ruleset import settings_rules
 from tests.acceptance.admin import test_admin

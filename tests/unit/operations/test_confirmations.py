@@ -9,9 +9,9 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
 from django_ratelimit_lua.limits.rate import Rate
+from django_ratelimit_lua.management.rules_yaml import apply, changed_confirmations, plan
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.operations.confirmations import changed_confirmations, confirmations
-from django_ratelimit_lua.operations.rules_yaml import apply, plan
+from django_ratelimit_lua.operations.confirmations import confirmations
 from django_ratelimit_lua.views.call_sites import (
     CallSite,
     closest_call_site,

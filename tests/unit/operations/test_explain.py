@@ -8,7 +8,7 @@ import pytest
 
 from django_ratelimit_lua.identity.address import client_address
 from django_ratelimit_lua.identity.keys import compile_key
-from django_ratelimit_lua.operations.request_builder import build_request
+from django_ratelimit_lua.management.arguments import build_request
 
 
 @pytest.mark.parametrize(

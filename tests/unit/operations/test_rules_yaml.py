@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_ratelimit_lua.operations.rules_yaml import RuleChange, load
+from django_ratelimit_lua.management.rules_yaml import RuleChange, load
 from django_ratelimit_lua.rules import RuleError
 
 RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}

@@ -15,16 +15,16 @@ from ..identity.address import address_as
 from ..identity.forwarded import parse_address, parse_network
 from ..identity.keys import field_identity, split_field, split_prefix
 from ..identity.names import Name, Part
+from ..operations.known_limits import known_limits
+from ..operations.subjects import find_user
 from ..rules.describe import key_label
-from .clients import (
+from .client_limits import (
     MAX_LISTED,
     counted_clients,
     counted_digests,
     counted_identity,
     overrides_of,
 )
-from .reference import known_limits
-from .request_builder import find_user
 
 _PREFIX = re.compile(r"[0-9a-f]{6,32}")
 """The part of a digest that a search needs. A reference contains 6 digits."""

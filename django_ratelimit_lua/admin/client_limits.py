@@ -16,20 +16,20 @@ from ..identity.keys import split_prefix
 from ..identity.names import NOTHING, Part, original, supplied_identity
 from ..limits.call import Charge
 from ..models import RateLimitOverride
-from ..rules.overrides import EVERY_RULE, Override, find_strongest
-from ..rules.ruleset import Ruleset
-from ..views.call_sites import LIMITER, known_call_sites
-from ..web.plan import Party, Planner
-from .bans import ActiveBan, active_bans
-from .explain import (
+from ..operations.bans import ActiveBan, active_bans
+from ..operations.explain import (
     Explanation,
     counter_of,
     explained_limits,
     override_row,
     without_shared_bans,
 )
-from .reference import IDENT, KnownLimit, known_limits
-from .subjects import network_overrides
+from ..operations.known_limits import IDENT, KnownLimit, known_limits
+from ..operations.subjects import network_overrides
+from ..rules.overrides import EVERY_RULE, Override, find_strongest
+from ..rules.ruleset import Ruleset
+from ..views.call_sites import LIMITER, known_call_sites
+from ..web.plan import Party, Planner
 
 AT_ONCE = 100
 """Limits of one call to Redis."""

@@ -2,21 +2,90 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import yaml
 from django.db import router
 
 from ..models import RateLimitRule
 from ..models.audit import one_change
+from ..operations.confirmations import confirmations
+from ..operations.formatting import count_words
 from ..rules import RuleError, compile
 from ..rules.compiler import refuse_absent
 from ..rules.describe import describe_difference
 from ..rules.options import COLUMNS
 from ..rules.rule import Spec
 from ..views.call_sites import describe_rule
-from .formatting import count_words
+
+_TEXT = "tag:yaml.org,2002:str"
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML without aliases, which may expand to gigabytes, and with the types of JSON.
+
+    So `off`, `no`, `2026-01-01` and `1:30` are text, and explicit tags have no effect.
+    """
+
+    yaml_constructors = {}  # noqa: RUF012 - an attribute of the instance for mypy
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            problem = "aliases (*) are not supported; write the value again"
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_scalar(self, node: Any) -> Any:
+        if node.tag == _TEXT:
+            return node.value
+        try:
+            return json.loads(node.value)
+        except ValueError:
+            return node.value or None
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Refuse duplicate keys, and read a number of slots (`rate: 5`) as text."""
+        names = set()
+        for key, value in node.value:
+            name = str(key.value)
+            if name in names:
+                problem = f"{name!r} is given twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            names.add(name)
+            if name == "rate":
+                value.tag = _TEXT
+        return super().construct_mapping(node, deep)
+
+
+def read_items(text: str, source: str) -> Iterator[tuple[str, Any]]:
+    """Yield the items of the YAML list in a text, each with its place: the source and the line.
+
+    Raises:
+        RuleError: The text is not a YAML list.
+    """
+    where = source
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:  # Probably a truncated file, and not the wish to delete every rule.
+            raise RuleError("yaml", "is empty; write [] for no rules", where=source)
+        if not isinstance(node, yaml.SequenceNode):
+            problem = "must be a list of rules, each a mapping with a name"
+            raise RuleError("yaml", problem, where=source)
+        for item in node.value:
+            where = f"{source}, line {item.start_mark.line + 1}"
+            yield where, loader.construct_document(item)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        if mark is not None:
+            where = f"{source}, line {mark.line + 1}"
+        problem = getattr(error, "problem", None) or str(error).replace("<unicode string>", source)
+        raise RuleError("yaml", f"not YAML: {problem}", where=where) from None
+
 
 MARKS = {"added": "+", "changed": "~", "deleted": "-"}
 """The marks of changes in lists, by action."""
@@ -54,8 +123,6 @@ def dump(rules: Sequence[Spec]) -> str:
       key: ip
       rate: 100/m
     """
-    import yaml  # It is slow to import.
-
     return yaml.safe_dump(rules, sort_keys=False, allow_unicode=True)
 
 
@@ -78,8 +145,6 @@ def load(text: str, source: str = "Rules") -> dict[str, Spec]:
     Raises:
         RuleError: The text is invalid. The error contains all problems, with their lines.
     """
-    from .yaml_text import read_items
-
     specs: dict[str, Spec] = {}
     problems: list[RuleError] = []
     for where, given in read_items(text, source):
@@ -159,3 +224,30 @@ def _columns(before: Spec, after: Spec) -> set[str]:
         for name in {**before, **after}
         if before.get(name) != after.get(name)
     }
+
+
+def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
+    """Return the warnings to confirm for changes of rules, by the names of the rules.
+
+    Effects that a rule has already are left out.
+    """
+    found = {}
+    for change in changes:
+        mode = ""
+        if change.before is not None:
+            mode = change.before.get("mode", "enforce")
+        known = _texts(change.before)
+        new = [text for text in _texts(change.after, mode) if text not in known]
+        if new:
+            found[change.name] = new
+    return found
+
+
+def _texts(spec: Spec | None, mode: str = "") -> list[str]:
+    if spec is None:
+        return []
+    try:
+        found = confirmations(RateLimitRule.from_spec(spec), mode)
+    except RuleError:  # The row was broken by hand.
+        return []
+    return [text for _field, text in found]

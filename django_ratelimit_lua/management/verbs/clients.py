@@ -1,0 +1,286 @@
+"""Verbs about clients: their bans, overrides and counts, and all data about one of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from django.core.management.base import CommandError
+from django.db.models import Q
+
+from ...conf import conf
+from ...engine.bans import ban_list
+from ...engine.decide import build_call, forgetting
+from ...engine.run import run
+from ...exceptions import StoreError
+from ...extension import extensions
+from ...identity.forwarded import parse_address
+from ...identity.names import name_words
+from ...limits.call import Charge
+from ...limits.limit import Limit
+from ...models import RateLimitChange, RateLimitOverride
+from ...operations.bans import ActiveBan, active_bans, lift_bans, scan_bans
+from ...operations.confirmations import override_confirmations
+from ...operations.explain import explain, reset_counts
+from ...operations.formatting import count_words
+from ...operations.known_limits import rule_names
+from ...operations.subjects import Subject, add_override, end_overrides
+from ...rules.overrides import EVERY_RULE
+from ...store import FLUSH_SECONDS, get_store
+from ..arguments import (
+    add_length,
+    add_request,
+    add_subject,
+    described,
+    format_moment,
+    require_confirmation,
+    seconds_of,
+    subject_of,
+    verdict,
+)
+from . import Printer, VerbOptions, argument, verb
+
+MIN_LENGTH = 6
+"""Letters of a digest that identify a client."""
+
+_LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
+
+
+@verb(
+    "bans list",
+    "list the bans in force: client, limit, start and end",
+    _LIMIT,
+    argument(
+        "--scan",
+        action="store_true",
+        help="first repair the list: read all bans in Redis, which takes a while",
+    ),
+)
+def _list_bans(command: Printer, options: VerbOptions) -> None:
+    if options["scan"]:
+        scan_bans()
+    found = _found(options["limit"])
+    for active in found:
+        command.say(_line(active))
+    if not found:
+        command.say("No bans.")
+
+
+@verb(
+    "bans lift",
+    "end bans, in all processes",
+    argument("identity", nargs="?", help="the identity as listed, or its beginning"),
+    argument("--all", action="store_true", help="all bans"),
+    _LIMIT,
+    argument(
+        "--forget",
+        action="store_true",
+        help="forget earlier bans: the next one is as short as the first",
+    ),
+)
+def _lift(command: Printer, options: VerbOptions) -> None:
+    begin = options["identity"] or ""
+    if bool(begin) == options["all"] or (begin and len(begin) < MIN_LENGTH):
+        raise CommandError(
+            f"name the identity (at least its first {MIN_LENGTH} digits), or use --all"
+        )
+    found = _found(options["limit"], begin)
+    lift_bans(found, forget=options["forget"])
+    for active in found:
+        command.say(f"lifted: {_line(active)}")
+    if not found:
+        command.say("Nothing was lifted: no such ban.")
+
+
+def _found(limit: str | None, identity: str = "") -> list[ActiveBan]:
+    return [each for each in active_bans(identities=[identity]) if limit in (None, each.limit)]
+
+
+def _line(active: ActiveBan) -> str:
+    until = format_moment(active.until)
+    text = f"{active.identity[:12]} {name_words(active.limit)} until {until}"
+    if active.who:
+        who = " ".join(f"{kind}={value}".removeprefix("=") for kind, value in active.who)
+        text += f" ({who})"
+    if active.offences:
+        text += f": {count_words(active.offences, 'refusal')}"
+    else:
+        text += f": by an operator: {active.why}".removesuffix(": ")
+    text += f", ban number {active.times}"
+    if active.is_shadow:
+        text += "; in shadow mode, which refuses no request"
+    return text
+
+
+def override_words(override: RateLimitOverride) -> str:
+    """Return an override in one line.
+
+    >>> override_words(RateLimitOverride(pk=7, network="192.0.2.0/24", effect="block"))
+    'override 7: 192.0.2.0/24, block, for all limits, for good'
+    """
+    effect = override.rate or override.effect
+    limits = f"for {override.rule}" if override.rule else "for all limits"
+    ends = f"until {format_moment(override.ends)}" if override.ends else "for good"
+    return f"override {override.pk}: {override.client()}, {effect}, {limits}, {ends}"
+
+
+@verb("overrides list", "list the overrides that have not ended, the latest first")
+def _list_overrides(command: Printer, options: VerbOptions) -> None:
+    overrides = RateLimitOverride.objects.lasting().select_related("user").order_by("-pk")
+    for override in overrides.iterator():
+        command.say(override_words(override))
+
+
+@verb(
+    "block",
+    "refuse all requests of a user, an address or network, a value of a field or key, or a client "
+    "with a digest",
+    add_subject,
+    add_length(default="1h"),
+    argument(
+        "--rule",
+        metavar="NAME",
+        default=EVERY_RULE,
+        help="only if this rule or limit in the code applies; default: always",
+    ),
+    argument("--confirm", action="store_true", help="block a large part of the internet"),
+    argument("--reason", default="", help="the reason, stored with the override"),
+)
+def _block(command: Printer, options: VerbOptions) -> None:
+    subject = subject_of(options)
+    rule = options["rule"]
+    if rule and rule not in rule_names():
+        raise CommandError(f"--rule {rule!r}: no rule or limit in the code has this name")
+    seconds = None
+    if not options["for_good"]:
+        seconds = seconds_of("--for", options["period"], "; or use --for-good")
+    override = subject.override("block", seconds, rule=rule, reason=options["reason"])
+    require_confirmation(options, override_confirmations(subject.address))
+    existing = add_override(override)
+    until = f"until {format_moment(override.ends)}" if override.ends else "for good"
+    by = f" by the rule {rule}" if rule else ""
+    existed = "" if existing is override else ", which existed already"
+    command.say(f"{subject} is blocked{by} {until}: override {existing.pk}{existed}")
+    command.warn_if_unpublished()
+
+
+@verb(
+    "unblock",
+    "end the blocks of exactly this user, address or network, value, or digest",
+    add_subject,
+)
+def _unblock(command: Printer, options: VerbOptions) -> None:
+    subject = subject_of(options)
+    blocks = subject.blocks()
+    end_overrides(blocks)
+    for ended in blocks:
+        command.say(f"ended: override {ended.pk} for {subject}")
+    if not blocks:
+        command.say(f"Nothing was ended: there is no block for {subject}.")
+    for wider in subject.wider_blocks():
+        command.say(f"{subject} is still blocked by the block of {wider}: override {wider.pk}")
+    command.warn_if_unpublished()
+
+
+@verb(
+    "reset",
+    "reset the counts of a request like the one described, and show the limits of the next one",
+    add_request,
+    argument("--limit", action="append", metavar="NAME", help="only this limit; may be repeated"),
+)
+def _reset(command: Printer, options: VerbOptions) -> None:
+    explanation = explain(described(options))
+    names = {limit.name: None for limit in explanation.met}
+    wanted = options["limit"] or names
+    unknown = ", ".join(repr(name) for name in sorted(wanted) if name not in names)
+    if unknown:
+        raise CommandError(
+            f"the limit {unknown} does not apply to this request; limits that apply: "
+            f"{', '.join(names) or 'none'}"
+        )
+    try:
+        done = reset_counts(explanation, set(wanted))
+    except StoreError as error:
+        raise CommandError(f"nothing was reset: {error}") from error
+    for name in done:
+        command.say(f"reset: {name}")
+    if not names:
+        command.say("Nothing was reset: no limit applies to this request.")
+    elif not done:
+        command.say(f"Nothing was reset: this request has no count under {', '.join(wanted)}.")
+    command.say(verdict(explain(described(options))))
+
+
+IN_FLIGHT_SECONDS = 1.5 * FLUSH_SECONDS
+"""After this time, every process has received the push, and has written what it was writing."""
+
+
+def forget(subject: Subject) -> Counter[str]:
+    """Erase the counts, bans, overrides, names and statistics of an identity.
+
+    Totals, and counts of keys that combine it with other values, stay.
+
+    Args:
+        subject: A user, an address, a value of a field, or the digest of any identity.
+
+    Returns:
+        The number of erased items by kind.
+
+    Raises:
+        StoreError: Redis is unavailable. Then not everything is erased.
+    """
+    digests = subject.digests()
+    subjects = [*digests, *filter(None, subject.about().digests())]
+    about = Q(subject__in=subjects) | Q(client_digest__in=digests)
+    if subject.user is not None:
+        about |= Q(user=subject.user)
+    erased = Counter[str]()
+    erased["overrides"], _ = RateLimitOverride.objects.filter(about).delete()
+    for pause in (IN_FLIGHT_SECONDS, 0.0):
+        erased.update(_erase_in_redis([digest.encode() for digest in digests]))
+        time.sleep(pause)
+    for change in RateLimitChange.objects.exclude(kind=RateLimitChange.Kind.RULE):
+        stored = f"{change.before}{change.after}"
+        if any(text in stored for text in subjects):
+            change.delete()
+            erased["entries of the history"] += 1
+    return erased
+
+
+def _erase_in_redis(digests: list[bytes]) -> Counter[str]:
+    store = get_store(background=True)
+    charges = [Charge(Limit("forgotten", "1/s"), digest) for digest in digests]
+    # All processes drop refusals, leases and bans.
+    run(forgetting(build_call(charges, "peek"), strict=True))
+    begins = [b"%b{%b}:" % (conf.CACHE_PREFIX, digest) for digest in digests]
+    keys = [key for begin in begins for key in store.find_keys(begin)]
+    store.delete_keys(keys)
+    ban_list.remove(keys)
+    erased = Counter({"counts and bans": len(keys)})
+    for extension in extensions:
+        erased.update(extension.forget(digests))
+    return erased
+
+
+NOT_ERASED = (
+    "log files, the log of Django's admin, and data that receivers of signals have stored",
+    "counts of keys that combine the identity with other values: give --digest of each, which the "
+    "page Clients shows",
+    "totals in statistics, which contain no identity, and rules that mention it",
+)
+
+
+@verb(
+    "forget",
+    "erase the counts, bans, overrides, names and statistics of one identity",
+    add_subject,
+)
+def _forget_identity(command: Printer, options: VerbOptions) -> None:
+    subject = subject_of(options)
+    if subject.address and parse_address(subject.address) is None:
+        raise CommandError(f"--ip {subject.address!r} is a network; name one address")
+    for kind, number in forget(subject).items():
+        command.say(f"erased: {kind}: {number:,}")
+    for what in NOT_ERASED:
+        command.say(f"not erased: {what}")
+    command.warn_if_unpublished()
