@@ -159,7 +159,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
         )
 
     @admin.display(description=gettext_lazy("summary"))
-    def describe_rule(self, rule: RateLimitRule) -> SafeString:
+    def sentence(self, rule: RateLimitRule) -> SafeString:
         """Return the rule in one sentence."""
         return breakable(rule.describe())
 
