@@ -18,4 +18,5 @@ __all__ = [
     "RateLimitRule",
     "audit",
     "override",
+    "rule",
 ]

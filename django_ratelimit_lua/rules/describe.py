@@ -91,9 +91,9 @@ def describe_spec(given: Spec, client: str = "") -> str:
     `client` is what it counts by, in words, if the rule has no key of its own.
 
     >>> rule = {"name": "api", "key": "user", "rate": "100/m", "burst": 20, "path": "/api/"}
-    >>> reading({**rule, "mode": "shadow"})
+    >>> describe_spec({**rule, "mode": "shadow"})
     '100 per minute per user, bursts of 20, on /api/, shadow mode'
-    >>> reading({"name": "budget", "key": "ip", "rate": "10000/s", "lease": 500})
+    >>> describe_spec({"name": "budget", "key": "ip", "rate": "10000/s", "lease": 500})
     '10000 per second per address, leases of 500, at the call site budget'
     """
     try:
@@ -185,9 +185,9 @@ def describe_difference(before: Spec | None, after: Spec | None) -> list[str]:
 
     Each line has the old and the new value in words, or only one if there is no other version.
 
-    >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m", "burst": 5})
+    >>> describe_difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m", "burst": 5})
     ['Rate: 100 per minute → 50 per minute', 'Mode: shadow mode → enforce', 'Burst: — → 5']
-    >>> difference(None, {"key": ["ip", "post:username"]})
+    >>> describe_difference(None, {"key": ["ip", "post:username"]})
     ['Count by: address and post:username']
     """
     versions = [version for version in (before, after) if version]

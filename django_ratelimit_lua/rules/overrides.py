@@ -317,7 +317,7 @@ def value_key(kind: str, subject: str) -> str:
 def lookup_field(kind: str) -> str:
     """Return the value of a request by which overrides of this kind are looked up.
 
-    >>> field_of("ip4/24"), field_of("header:X-API-Key")
+    >>> lookup_field("ip4/24"), lookup_field("header:X-API-Key")
     ('network', 'header:X-API-Key')
     """
     if _NETWORK.fullmatch(kind):
