@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponseBase
 
 from .engine.decide import adecide, decide
 from .engine.holding import await_turn, wait_turn
-from .engine.run import arun, finish_interrupted, logging_errors, run, to_the_end
+from .engine.run import arun, await_to_end, finish_interrupted, logging_errors, run
 from .exceptions import Ratelimited
 from .identity.keys import KeyLike
 from .limits.options import Options
@@ -271,7 +271,7 @@ def _checked(
                 await finish_interrupted(error, settle(request, error, decision, charges, held))
                 raise
             try:
-                await to_the_end(arun(settle(request, response, decision, charges)))
+                await await_to_end(arun(settle(request, response, decision, charges)))
             except BaseException as error:
                 if held is not None:  # No caller gets the response, so it may never be closed.
                     await finish_interrupted(error, held.releasing())

@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..conf.values import MAX_WEIGHT
-from ..engine.heartbeat import Host, Process, hosts, live_processes
+from ..engine.heartbeat import Host, Process, group_by_host, live_processes
 from ..exceptions import StoreError
 from ..models import RateLimitHost
 from ..models.audit import one_change
@@ -82,7 +82,7 @@ class ProcessPage(Page):
         except StoreError:  # The page shows a warning.
             found = None
         stored = dict(RateLimitHost.objects.values_list("name", "weight"))
-        live = hosts(found or (), stored)
+        live = group_by_host(found or (), stored)
         gone = [Host(name, 0, ()) for name in sorted({*stored} - {host.name for host in live})]
         shown = [*live, *gone]
         posted = None

@@ -74,6 +74,7 @@ class BanList:
         renew_after_fork(self.clear)  # The parent writes what it has collected.
 
     def clear(self) -> None:
+        """Drop the bans that are not written yet."""
         self._lock = Lock()
         self._added: dict[bytes, ListedBan] = {}
 
@@ -121,14 +122,16 @@ class BanList:
         """
         self.flush()
         name = conf.CACHE_PREFIX + LIST
-        now = _time_of_redis()
-        _removed, found = get_store(background=True).execute_all(
+        now = _read_redis_time()
+        _removed, entries = get_store(background=True).execute_all(
             [
                 (b"ZREMRANGEBYSCORE", name, b"-inf", b"%d" % now),
                 (b"ZREVRANGE", name, b"0", b"-1", b"WITHSCORES"),
             ]
         )
-        return {key: int(until) for key, until in zip(found[::2], found[1::2], strict=True)}
+        keys = entries[::2]
+        ends = entries[1::2]
+        return {key: int(end) for key, end in zip(keys, ends, strict=True)}
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Remove the bans with these keys. If Redis is unavailable, they stay until their ends."""
@@ -145,30 +148,32 @@ def description_key(ban_key: bytes) -> bytes:
     return ban_key + b":about"
 
 
-def descriptions(ban_keys: Iterable[bytes]) -> dict[bytes, bytes]:
+def read_descriptions(ban_keys: Iterable[bytes]) -> dict[bytes, bytes]:
     """Return the descriptions of bans by their keys, unless they are lost. Raises `StoreError`."""
     keys = list(ban_keys)
     texts = get_store(background=True).execute_all([(b"GET", description_key(key)) for key in keys])
     return {key: text for key, text in zip(keys, texts, strict=True) if text is not None}
 
 
-def _time_of_redis() -> int:
+def _read_redis_time() -> int:
+    """Return the time of the server in microseconds since 1970. Raises `StoreError`."""
     seconds, microseconds = get_store(background=True).execute(b"TIME")
     return int(seconds) * SECOND + int(microseconds)
 
 
-def bans_active() -> Counter[str]:
+def count_active_bans() -> Counter[str]:
     """Return the number of listed bans for each name under which decisions are counted.
 
     A ban whose description was lost counts under the end of its key. Raises `StoreError`.
     """
-    numbers: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     keys = ban_list.read().keys()
-    texts = descriptions(keys)
+    descriptions = read_descriptions(keys)
     for key in keys:
-        part = key.partition(b"}:")[2].removesuffix(b":ban").decode(errors="replace")
-        numbers[json.loads(texts.get(key, b"{}")).get("name") or part] += 1
-    return numbers
+        name = json.loads(descriptions.get(key, b"{}")).get("name")
+        end_of_key = key.partition(b"}:")[2].removesuffix(b":ban").decode(errors="replace")
+        counts[name or end_of_key] += 1
+    return counts
 
 
 def report_bans(
@@ -181,32 +186,25 @@ def report_bans(
 
     A ban that was made by hand, and one in shadow mode, which refuses no request, are only listed.
     """
-    for each in charges:
-        ban = each.state.ban
+    for decided in charges:
+        ban = decided.state.ban
         if ban is None or not ban.is_new:
             continue
-        name = shown(each.identity)
-        rule = None if each.rule is None else each.rule.name or None
-        details = {"limit": each.state.name, "rule": rule}
-        listed = ListedBan.of(
-            ban, decision.moment, **details, name=each.name, who=name, why=why[:MAX_WHY_LENGTH]
-        )
-        (key,) = Call([each.charge], "peek", conf.CACHE_PREFIX).ban_keys()
-        ban_list.add(key, listed)
-        if not ban.offences or each.state.mode == "shadow":
+        rule = None if decided.rule is None else decided.rule.name or None
+        details = {"limit": decided.state.name, "rule": rule}
+        _list_ban(ban, decided, decision.moment, why=why[:MAX_WHY_LENGTH], **details)
+        is_by_hand = ban.offences == 0
+        if is_by_hand or decided.state.mode == "shadow":
             continue
-        digest = each.charge.digest
-        if logger.isEnabledFor(logging.WARNING) and ban_log.admit(each.state.name, digest):
-            client = " ".join(f"{kind}={value}".removeprefix("=") for kind, value in name)
-            seconds = round((ban.until - decision.moment) / SECOND)
-            _log_ban(ban, digest, request, client=client or "hidden", seconds=seconds, **details)
+        seconds = round((ban.until - decision.moment) / SECOND)
+        _log_ban(ban, decided, request, seconds=seconds, **details)
         if banned.receivers:
             send = partial(
                 banned.send_robust,
                 Ban,
                 ban=ban,
-                identity=digest.decode(),
-                mode=each.state.mode,
+                identity=decided.charge.digest.decode(),
+                mode=decided.state.mode,
                 decision=decision,
                 request=request,
                 **details,
@@ -214,13 +212,28 @@ def report_bans(
             yield Wait(send, sync_to_async(send))
 
 
-def _log_ban(ban: Ban, digest: bytes, request: object, **details: Any) -> None:
+def _list_ban(ban: Ban, decided: DecidedCharge, moment: int, **description: object) -> None:
+    """Add a new ban to the list."""
+    client = shown(decided.identity)
+    listed = ListedBan.of(ban, moment, **description, name=decided.name, who=client)
+    (key,) = Call([decided.charge], "peek", conf.CACHE_PREFIX).ban_keys()
+    ban_list.add(key, listed)
+
+
+def _log_ban(ban: Ban, decided: DecidedCharge, request: object, **details: Any) -> None:
+    """Write a new ban to the log, unless the log has enough records about its limit."""
+    limit = decided.state.name
+    digest = decided.charge.digest
+    if not logger.isEnabledFor(logging.WARNING) or not ban_log.admit(limit, digest):
+        return
+    parts = [f"{kind}={value}".removeprefix("=") for kind, value in shown(decided.identity)]
     details |= {
+        "client": " ".join(parts) or "hidden",
         "identity": digest[:8].decode(),
         "path": printable(str(getattr(request, "path", ""))[:MAX_PATH_LENGTH]) or None,
         "offences": ban.offences,
         "times": ban.times,
-        "skipped": ban_log.take_skipped(details["limit"]),
+        "skipped": ban_log.take_skipped(limit),
     }
     logger.warning(
         "Banned by %(limit)s (rule: %(rule)s) for %(seconds)s s after %(offences)s refusals: "

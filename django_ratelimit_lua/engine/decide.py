@@ -61,7 +61,7 @@ class Planner(Protocol):
     - `units`: the units that are granted if no limit applies;
     - `is_hit`: whether the operation is a hit, which `Extension.on_decision` counts;
     - `charges`: the planned charges, in the order of the decision's limits;
-    - `exempt`: the charges that an override has removed;
+    - `exempt`: the charges that an override has removed, for `Extension.on_decision`;
     - `request`: the request;
     - `state`: the state stored on the request (None: the hit counts as a request of its own).
     """
@@ -122,12 +122,10 @@ def deciding(planner: Planner, deadline: Deadline) -> Waiting[Decision]:
     stale: StaleRules | None = None
     try:
         for attempt in range(FENCED_ATTEMPTS + 1):
-            known = get_ruleset() if stale is None else None
-            ruleset = known or (yield _loading(stale, deadline))
-            # Waiting for a thread does not count as waiting for the store.
-            if known is None and provider.is_answered:
-                deadline.extend()
-            # There may be no newer rules than those that were stale.
+            ruleset = get_ruleset() if stale is None else None
+            if ruleset is None:
+                ruleset = yield from _loading_rules(stale, deadline)
+            # If there are no newer rules than those that were stale, they decide.
             has_no_newer = call is not None and call.revision == ruleset.published
             is_last = has_no_newer or attempt == FENCED_ATTEMPTS
             yield from planner.gather(ruleset)
@@ -141,29 +139,40 @@ def deciding(planner: Planner, deadline: Deadline) -> Waiting[Decision]:
                 continue
             if is_last or ruleset.published is not ruleset.revision:
                 decision = decision._replace(revision=ruleset.revision.number)
-            if not planner.charges:
-                decision = decision._replace(granted=planner.units)
-            decision = complete(planner.charges, call, decision)
-            if decision_hooks or decision_logger.isEnabledFor(DEBUG):
-                _report(planner, call, decision, Clock.perf_counter() - began)
-            for wait in planner.finish(decision):  # noqa: UP028 - it takes no results
-                yield wait
-            if [state for state in decision.limits if state.ban is not None and state.ban.is_new]:
-                yield from report_bans(planner.charges, decision, planner.request)
-            return decision
+            return (yield from _finishing(planner, call, decision, began))
     except BaseException as error:
         if call is not None and call.slot and call.operation == "hit":
-            yield from settling(error, _releasing_asked(call))
+            yield from settling(error, _releasing_requested(call))
         raise
     raise AssertionError("the last attempt does not check the revision")  # pragma: no cover
 
 
-def _loading(stale: StaleRules | None = None, deadline: Deadline | None = None) -> Wait:
+def _finishing(planner: Planner, call: Call, decision: Decision, began: float) -> Waiting[Decision]:
+    """Complete a decision and its charges, and report them. Return the whole decision."""
+    if not planner.charges:
+        decision = decision._replace(granted=planner.units)
+    decision = complete(planner.charges, call, decision)
+    if decision_hooks or decision_logger.isEnabledFor(DEBUG):
+        _report(planner, call, decision, Clock.perf_counter() - began)
+    for wait in planner.finish(decision):  # noqa: UP028 - it takes no results
+        yield wait
+    if [state for state in decision.limits if state.ban is not None and state.ban.is_new]:
+        yield from report_bans(planner.charges, decision, planner.request)
+    return decision
+
+
+def _loading_rules(
+    stale: StaleRules | None = None, deadline: Deadline | None = None
+) -> Waiting[Ruleset]:
     """Load the rules: for the first time, or because others were stale."""
-    return Wait(
+    ruleset: Ruleset = yield Wait(
         partial(load_ruleset, stale, deadline),
         partial(sync_to_async(load_ruleset), stale, deadline),
     )
+    # Waiting for a thread does not count as waiting for the store.
+    if deadline is not None and provider.is_answered:
+        deadline.extend()
+    return ruleset
 
 
 def _report(planner: Planner, call: Call, decision: Decision, seconds: float) -> None:
@@ -175,7 +184,7 @@ def _report(planner: Planner, call: Call, decision: Decision, seconds: float) ->
             on_decision(planner.charges, decision, seconds, planner.exempt, planner.state)
 
 
-def _releasing_asked(call: Call) -> Waiting[None]:
+def _releasing_requested(call: Call) -> Waiting[None]:
     """Release the slot that a call has requested, if the reply did not arrive.
 
     On another connection, Redis may read the release before the call. The slot then ends by itself.
@@ -189,11 +198,7 @@ def complete(charges: Sequence[DecidedCharge], call: Call, decision: Decision) -
     Return the decision about all charges, with the states of those that an override blocks.
     """
     if len(decision.limits) < len(charges):
-        states = iter(decision.limits)
-        limits = [decided.state if decided.blocked_by else next(states) for decided in charges]
-        decision = decision._replace(limits=tuple(limits))
-        if any(decided.blocked_by and decided.state.refuses for decided in charges):
-            decision = decision._replace(allowed=False, granted=0)
+        decision = _add_blocked(charges, decision)
     is_refundable = call.operation == "hit" and decision.source != "fallback"
     for decided, state in zip(charges, decision.limits, strict=True):
         decided.state = state
@@ -213,6 +218,15 @@ def complete(charges: Sequence[DecidedCharge], call: Call, decision: Decision) -
     return decision
 
 
+def _add_blocked(charges: Sequence[DecidedCharge], decision: Decision) -> Decision:
+    """Return a decision with the states of the charges that overrides block, which the plan set."""
+    states = iter(decision.limits)
+    limits = [decided.state if decided.blocked_by else next(states) for decided in charges]
+    if any(decided.blocked_by and decided.state.refuses for decided in charges):
+        decision = decision._replace(allowed=False, granted=0)
+    return decision._replace(limits=tuple(limits))
+
+
 def deciding_call(call: Call, deadline: Deadline | None = None) -> Waiting[Decision]:
     """Decide a call, in the first of these steps that can.
 
@@ -229,13 +243,13 @@ def deciding_call(call: Call, deadline: Deadline | None = None) -> Waiting[Decis
         return Decision(True, granted=call.units)
     if deny_cache.entries:
         denial = deny_cache.find(call)
-        if denial is not None and not listener.has_news():
+        if denial is not None and not listener.check_for_news():
             return denial
     asked_at = Clock.monotonic()
     generation = deny_cache.generation
     deadline = deadline or Deadline(conf.TIMEOUT)
     if not (heartbeat.is_started and flusher.is_running):
-        _send_heartbeats(call)
+        _start_heartbeats(call)
     compares_rules = get_store().compares_rules
     hot = [charge for charge in call.charges if charge.limit.is_hot]
     is_for_redis = len(hot) < len(call.charges)
@@ -245,7 +259,7 @@ def deciding_call(call: Call, deadline: Deadline | None = None) -> Waiting[Decis
         if not (is_for_redis and compares_rules):
             yield from _comparing(call, deadline)
         if hot:
-            decision = yield from _decide_here(call, deadline)
+            decision = yield from _deciding_here(call, deadline)
         elif is_for_redis:
             decision = yield call
         else:
@@ -253,15 +267,15 @@ def deciding_call(call: Call, deadline: Deadline | None = None) -> Waiting[Decis
     except StoreError:
         return local_counts.decide(call, in_outage=True)
     if call.operation == "refund":
-        # Refusals for want of a slot are not remembered, and others' have not ended.
+        # Refusals by concurrency limits are not cached, so a released slot ends none.
         if not call.slot:
             deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed:
-        deny_cache.note(call, decision, asked_at, generation)
+        deny_cache.add(call, decision, asked_at, generation)
     return decision
 
 
-def _send_heartbeats(call: Call) -> None:
+def _start_heartbeats(call: Call) -> None:
     """Start heartbeats if the number of processes may decide the call, now or in an outage."""
     for limit, _digest, _cost in call.charges:
         if limit.split or (limit.on_store_error or conf.ON_STORE_ERROR) == "local":
@@ -269,18 +283,18 @@ def _send_heartbeats(call: Call) -> None:
             return
 
 
-def _decide_here(call: Call, deadline: Deadline) -> Waiting[Decision]:
+def _deciding_here(call: Call, deadline: Deadline) -> Waiting[Decision]:
     """Decide a call by leases and splits, and the rest of it in Redis. Raises `StoreError`."""
-    here = LocalPart(call)
-    of_rest: Decision | None = None
+    part = LocalPart(call)
+    decision_on_rest: Decision | None = None
     try:
-        yield from here.taking(deadline)
-        if here.rest:
-            of_rest = yield here.call()
+        yield from part.taking(deadline)
+        if part.rest:
+            decision_on_rest = yield part.call_for_rest()
     except BaseException:
-        here.give_back()
+        part.give_back()
         raise
-    return here.complete(of_rest)
+    return part.complete(decision_on_rest)
 
 
 def _comparing(call: Call, deadline: Deadline) -> Waiting[None]:
@@ -289,7 +303,7 @@ def _comparing(call: Call, deadline: Deadline) -> Waiting[None]:
     Raises `StaleRules` if not. If Redis is unavailable and the call has charges, the known rules
     are used.
     """
-    if call.revision is None or not (freshness.claim_comparison(call) or listener.has_news()):
+    if call.revision is None or not (freshness.claim_comparison(call) or listener.check_for_news()):
         return
     comparison = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
     share = deadline.share(RULES_SHARE if call.charges else 1)
@@ -353,7 +367,7 @@ def rules_in_use() -> Waiting[Ruleset | None]:
         if not listener.task.is_running:
             listener.start()
         if ruleset is None:
-            ruleset = yield _loading()
+            ruleset = yield from _loading_rules()
     return ruleset
 
 
@@ -377,14 +391,14 @@ def unbanning(charges: Sequence[DecidedCharge], *, forget: bool = False) -> Wait
     try:
         decision: Decision = yield call
         yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
-        yield _removing(call)
+        yield _remove_from_list(call)
         return decision
     finally:
         deny_cache.forget({charge.digest for charge in call.charges})
 
 
-def _removing(call: Call) -> Wait:
-    """Remove the bans of a call from the list."""
+def _remove_from_list(call: Call) -> Wait:
+    """Return the wait that removes the bans of a call from the list."""
     remove = partial(ban_list.remove, call.ban_keys())
     return Wait(remove, sync_to_async(remove))
 
@@ -398,7 +412,7 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
     try:
         yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
         if call.ban_keys():
-            yield _removing(call)
+            yield _remove_from_list(call)
     except StoreError:
         if strict:
             raise

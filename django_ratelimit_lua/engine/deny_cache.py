@@ -36,7 +36,7 @@ MAX_BYTES = 32 * 2**20
 """Refusals that are remembered: the latest."""
 
 _Key = tuple[bytes, object, object, tuple[tuple[bytes, Limit, int], ...]]
-"""What was asked: prefix, revision, options and charges."""
+"""The prefix, revision, options and charges of a call."""
 
 
 class CachedDenial(NamedTuple):
@@ -56,7 +56,8 @@ class CachedDenial(NamedTuple):
 class DenyCache:
     """The refusals of this process, by call.
 
-    - `received_at`: the monotonic time up to which all changes of other processes were received;
+    - `received_at`: the monotonic time up to which all changes of other processes were received,
+      see `UNHEARD_SECONDS`;
     - `generation`: the number of refunds and changes so far;
     - `entries`: the refusals. Without any, nothing has to be looked up.
     """
@@ -66,7 +67,7 @@ class DenyCache:
     def __init__(self) -> None:
         self.generation = 0
         self._denials: BoundedMap[_Key, CachedDenial] = BoundedMap(
-            MAX_ENTRIES, MAX_BYTES, _weight, labels_of=_digests
+            MAX_ENTRIES, MAX_BYTES, _weigh, labels_of=_digests_of
         )
         self.entries = self._denials.entries
         self._renew()
@@ -83,18 +84,17 @@ class DenyCache:
         """Return the cached refusal of an equal hit, with its times updated, or None."""
         if call.operation != "hit" or call.now is not None:
             return None
-        denial = self._denials.get(_key(call))
+        denial = self._denials.get(_key_of(call))
+        if denial is None:
+            return None
         now = Clock.monotonic()
-        if (
-            denial is None
-            or now >= denial.until
-            or now >= max(denial.asked_at, self.received_at) + UNHEARD_SECONDS
-        ):
+        known_until = max(denial.asked_at, self.received_at) + UNHEARD_SECONDS
+        if now >= denial.until or now >= known_until:
             return None
         return denial.decision.repeated(now - denial.answered_at, "deny-cache")
 
-    def note(self, call: Call, decision: Decision, asked_at: float, generation: int) -> None:
-        """Store a refusal, unless a refund or a change has come since its call began.
+    def add(self, call: Call, decision: Decision, asked_at: float, generation: int) -> None:
+        """Store a refusal, unless it may change, or has been changed since its call began.
 
         Args:
             call: The call.
@@ -102,7 +102,7 @@ class DenyCache:
             asked_at: When the call began, by the monotonic clock.
             generation: The generation at that moment.
         """
-        if not _is_lasting(call, decision):
+        if not _may_be_repeated(call, decision):
             return
         seconds = conf.DENY_CACHE_SECONDS
         if decision.retry_after is not None:
@@ -110,7 +110,7 @@ class DenyCache:
         denial = CachedDenial(decision, asked_at, Clock.monotonic(), asked_at + seconds)
         with self._lock:
             if generation == self.generation:
-                self._denials.put(_key(call), denial)
+                self._denials.put(_key_of(call), denial)
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Drop the refusals of these identities, after their units were refunded or reset."""
@@ -126,34 +126,31 @@ class DenyCache:
             self._denials.clear()
 
 
-def _key(call: Call) -> _Key:
+def _key_of(call: Call) -> _Key:
     charges = tuple([(charge.digest, charge.limit, charge.cost) for charge in call.charges])
-    how = (call.partial, call.debt, call.max_wait_us, call.longest_hold_us)
-    return (call.prefix, call.revision, how, charges)
+    options = (call.partial, call.debt, call.max_wait_us, call.longest_hold_us)
+    return (call.prefix, call.revision, options, charges)
 
 
-def _digests(key: _Key) -> set[bytes]:
-    return {digest for digest, _, _ in key[-1]}
+def _digests_of(key: _Key) -> set[bytes]:
+    _prefix, _revision, _options, charges = key
+    return {digest for digest, _, _ in charges}
 
 
-def _weight(key: _Key, denial: CachedDenial) -> int:
-    *_, charges = key
+def _weigh(key: _Key, denial: CachedDenial) -> int:
+    _prefix, _revision, _options, charges = key
     return 1000 * len(charges) + sum(len(limit.name) for _, limit, _ in charges)
 
 
-def _is_lasting(call: Call, decision: Decision) -> bool:
-    return (
-        conf.DENY_CACHE_SECONDS > 0
-        and call.operation == "hit"
-        and call.is_repeatable
-        and call.now is None
-        and decision.source == "redis"
-        and not decision.allowed
-        and not any(
-            _may_differ(charge.limit, state)
-            for charge, state in zip(call.charges, decision.limits, strict=True)
-        )
-    )
+def _may_be_repeated(call: Call, decision: Decision) -> bool:
+    """Return whether an equal call would be refused in the same way for some time."""
+    if conf.DENY_CACHE_SECONDS == 0 or call.operation != "hit" or not call.is_repeatable:
+        return False
+    # A caller with its own clock does not use the one by which refusals end.
+    if decision.source != "redis" or call.now is not None:
+        return False
+    states = zip(call.charges, decision.limits, strict=True)
+    return not any(_may_differ(charge.limit, state) for charge, state in states)
 
 
 def _may_differ(limit: Limit, state: LimitState) -> bool:

@@ -42,16 +42,15 @@ def divide(whole: int, weights: Sequence[int]) -> Sequence[int]:
     """
     total = sum(weights)
     parts = [whole * weight // total for weight in weights]
-    by_remainder = sorted(
-        range(len(weights)), key=lambda place: whole * weights[place] % total, reverse=True
-    )
-    for place in by_remainder[: whole - sum(parts)]:
+    remainders = [whole * weight % total for weight in weights]
+    largest_first = sorted(range(len(weights)), key=remainders.__getitem__, reverse=True)
+    for place in largest_first[: whole - sum(parts)]:
         parts[place] += 1
     return tuple(parts)
 
 
 class Share(NamedTuple):
-    """The share of one process: its host is one of several with weights, and it is one on its host.
+    """The share of one process among those of its host, which has a weight among the hosts.
 
     - `weights`: the weights of the hosts; `host`: the position of its own;
     - `processes`: the number of processes on its host; `process`: its own position.
@@ -114,15 +113,17 @@ class Heartbeat:
         self._since = Clock.time()
         self.is_started = False
         self.share: Share | None = None
-        self._forget()
+        self._clear_register()
 
-    def _forget(self) -> None:
-        self._text = self._version = b""
+    def _clear_register(self) -> None:
+        self._entry = b""
+        """This process, as it is registered; empty if it is not."""
+        self._version = b""
         self._processes: Sequence[Process] = ()
 
     def forget(self) -> None:
         """Drop the other processes, because a new prefix belongs to another site."""
-        self._forget()
+        self._clear_register()
         self.share = None
         self.count = 1
 
@@ -134,65 +135,68 @@ class Heartbeat:
     def flush(self, last: Deadline | None = None) -> bool:
         """Send a heartbeat, or the last one, as a `Flush` of the flusher. Raises `StoreError`."""
         if last is not None:
-            self.goodbye(last)
+            self.leave(last)
         elif self.is_started:
             self.beat()
         return self.is_started
 
     def beat(self) -> int:
         """Send a heartbeat, and return the number of processes. Raises `StoreError`."""
-        self._read(get_store(background=True).run(_PROGRAM, *self._question()))
+        keys, arguments = self._keys_and_arguments()
+        self._apply_reply(get_store(background=True).run(_PROGRAM, keys, arguments))
         return self.count
 
     def joining(self, deadline: Deadline) -> Generator[Wait, Any, None]:
         """Send the first heartbeat, for a decision that needs the share. Raises `StoreError`."""
         store = get_store()
-        words = (_PROGRAM, *self._question(), deadline)
-        self._read((yield Wait(partial(store.run, *words), partial(store.arun, *words))))
+        call = (_PROGRAM, *self._keys_and_arguments(), deadline)
+        reply = yield Wait(partial(store.run, *call), partial(store.arun, *call))
+        self._apply_reply(reply)
 
-    def goodbye(self, deadline: Deadline | None = None) -> None:
+    def leave(self, deadline: Deadline | None = None) -> None:
         """Leave the register, so that the other processes take over the share of this one."""
-        if self._text:  # A child that never sent a heartbeat ends without one.
-            get_store(background=True).run(_PROGRAM, *self._question(ends=True), deadline)
-            self._forget()
+        if self._entry:  # A child that never sent a heartbeat ends without one.
+            keys, arguments = self._keys_and_arguments(ends=True)
+            get_store(background=True).run(_PROGRAM, keys, arguments, deadline)
+            self._clear_register()
 
-    def _question(self, *, ends: bool = False) -> tuple[list[bytes], list[bytes]]:
+    def _keys_and_arguments(self, *, ends: bool = False) -> tuple[list[bytes], list[bytes]]:
         """Return the keys and arguments of the script."""
-        if not self._text:  # It stays the same, because it is a member of the set.
+        if not self._entry:  # It stays the same, because it is a member of the set.
             host = socket.gethostname()
             process = Process(host, os.getpid(), self._since, conf.WEIGHT, self._id)
-            self._text = json.dumps(process).encode()
+            self._entry = json.dumps(process).encode()
         keys = [conf.CACHE_PREFIX + PROCESSES, conf.CACHE_PREFIX + VERSION]
-        return keys, [self._text, self._version, b"%d" % LIFETIME, b"%d" % ends]
+        return keys, [self._entry, self._version, b"%d" % LIFETIME, b"%d" % ends]
 
-    def _read(self, reply: Sequence[Reply]) -> None:
-        """Apply the reply, and the weights of the rules in force."""
+    def _apply_reply(self, reply: Sequence[Reply]) -> None:
+        """Set the share of this process by a reply, and by the weights of the rules in force."""
         try:
             if len(reply) > 1:
-                self._processes = decode(reply[1])
+                self._processes = parse_processes(reply[1])
             self._version = bytes(reply[0])
         except (TypeError, ValueError, IndexError) as error:
             raise StoreError(f"unexpected reply to a heartbeat: {reply!r:.80}") from error
         ruleset = provider.loaded_ruleset()
-        found = hosts(self._processes, {} if ruleset is None else ruleset.weights)
+        hosts = group_by_host(self._processes, {} if ruleset is None else ruleset.weights)
         self.count = max(1, len(self._processes))
-        for place, host in enumerate(found):
+        for place, host in enumerate(hosts):
             ids = [process.id for process in host.processes]
             if self._id in ids:
-                weights = tuple([each.weight for each in found])
+                weights = tuple([each.weight for each in hosts])
                 self.share = Share(weights, place, len(ids), ids.index(self._id))
 
 
-def decode(texts: Sequence[bytes]) -> list[Process]:
-    """Return the processes of these texts, without those that cannot be parsed."""
-    found: list[Process] = []
+def parse_processes(texts: Sequence[bytes]) -> list[Process]:
+    """Return the processes of these texts by host, without those that cannot be parsed."""
+    processes: list[Process] = []
     for text in texts:
         with suppress(ValueError, TypeError):  # Another version may describe itself differently.
-            found.append(Process(*json.loads(text)))
-    return sorted(found, key=lambda process: (process.host, process.id))
+            processes.append(Process(*json.loads(text)))
+    return sorted(processes, key=lambda process: (process.host, process.id))
 
 
-def hosts(processes: Sequence[Process], weights: Mapping[str, int]) -> list[Host]:
+def group_by_host(processes: Sequence[Process], weights: Mapping[str, int]) -> list[Host]:
     """Return the hosts of these processes by name, each with its weight.
 
     Args:
@@ -200,18 +204,18 @@ def hosts(processes: Sequence[Process], weights: Mapping[str, int]) -> list[Host
         weights: The weights that operators have set. The weight of any other host is the largest
             `RATELIMIT_WEIGHT` of its processes.
     """
-    found = []
+    hosts = []
     for name, group in groupby(processes, key=attrgetter("host")):
-        own = list(group)
-        weight = weights.get(name) or max(process.weight for process in own)
-        found.append(Host(name, weight, own))
-    return found
+        of_host = list(group)
+        weight = weights.get(name) or max(process.weight for process in of_host)
+        hosts.append(Host(name, weight, of_host))
+    return hosts
 
 
 def live_processes() -> list[Process]:
     """Return the processes that decide limits, by their last heartbeats. Raises `StoreError`."""
     key = conf.CACHE_PREFIX + PROCESSES
-    return decode(get_store(background=True).execute(b"ZRANGE", key, b"0", b"-1"))
+    return parse_processes(get_store(background=True).execute(b"ZRANGE", key, b"0", b"-1"))
 
 
 heartbeat = Heartbeat()

@@ -24,7 +24,7 @@ from ..process import Clock
 from ..process.forks import chance
 from . import DecidedCharge
 from .decide import Planner, adecide, decide, refunding, releasing
-from .run import Wait, Waiting, arun, in_thread, run, settling, to_the_end
+from .run import Wait, Waiting, arun, await_to_end, run, run_in_thread, settling
 from .slots import HeldSlot, held_slots
 
 FIRST_PAUSE = 0.02
@@ -42,12 +42,12 @@ def wait_turn(seconds: float, charges: Sequence[DecidedCharge]) -> None:
 
 
 async def await_turn(seconds: float, charges: Sequence[DecidedCharge]) -> None:
-    """`hold`, without blocking the event loop."""
+    """`wait_turn`, without blocking the event loop."""
     await arun(waiting_turn(seconds, charges))
 
 
 def waiting_turn(seconds: float, charges: Sequence[DecidedCharge]) -> Waiting[None]:
-    """Like `hold`, but as a generator for one of the drivers in `engine.run`."""
+    """`wait_turn`, as a generator for one of the drivers in `engine.run`."""
     try:
         yield _sleep(seconds)
     except BaseException as error:
@@ -58,7 +58,7 @@ def waiting_turn(seconds: float, charges: Sequence[DecidedCharge]) -> Waiting[No
 def trying(
     attempt: Callable[[float], Planner], timeout: float
 ) -> Waiting[tuple[Decision, Sequence[DecidedCharge]]]:
-    """Decide again and again, until the decision is not a refusal or no time is left.
+    """Decide again and again, until the hit is allowed, or could not be allowed in time.
 
     Return the last decision and its charges. All attempts count as one hit for
     `Extension.on_decision`.
@@ -91,10 +91,13 @@ def trying(
 def _seconds_until_next(
     decision: Decision, charges: Sequence[DecidedCharge], pause: float, left: float
 ) -> float | None:
-    """Return the seconds until the next attempt, or None if it could not succeed in time."""
-    if decision or left <= 0:
+    """Return the seconds until the next attempt; None if there is none.
+
+    There is none if the hit is allowed, or could not be allowed in time.
+    """
+    if decision.allowed or left <= 0:
         return None
-    longest = MIN_PAUSE
+    seconds = MIN_PAUSE
     for decided in charges:
         limit = decided.charge.limit
         state = decided.state
@@ -106,17 +109,17 @@ def _seconds_until_next(
         if limit.kind.is_bucket and state.wait > left:
             return None
         if limit.holds:  # A slot may be released at any moment.
-            longest = max(longest, min(pause, MAX_PAUSE, left))
+            seconds = max(seconds, min(pause, MAX_PAUSE, left))
         else:  # Without a growing pause, all callers would wake up for each unit that becomes free.
-            longest = max(longest, state.retry_after, min(pause, state.period, left))
-    return longest if longest <= left else None
+            seconds = max(seconds, state.retry_after, min(pause, state.period, left))
+    return seconds if seconds <= left else None
 
 
 def _sleep(seconds: float) -> Wait:
     return Wait(partial(time.sleep, seconds), partial(asyncio.sleep, seconds))
 
 
-MOMENT = 0.25
+RELEASE_SECONDS = 0.25
 """Seconds that a release takes at most, as a rule."""
 
 
@@ -134,10 +137,10 @@ class Held:
     ) -> None:
         self.decision = decision
         is_local = decision.source == "fallback"
+        prefix = conf.CACHE_PREFIX
+        purpose = printable(what)
         self._slots = [
-            HeldSlot(
-                conf.CACHE_PREFIX, decided.charge, decided.slot, printable(what), is_local=is_local
-            )
+            HeldSlot(prefix, decided.charge, decided.slot, purpose, is_local=is_local)
             for decided in charges
             if decided.slot
         ]
@@ -161,7 +164,7 @@ class Held:
     async def arelease(self) -> None:
         """`release` for coroutines. The release is completed even if the coroutine is cancelled."""
         if self._slots:
-            await to_the_end(arun(self.releasing()))
+            await await_to_end(arun(self.releasing()))
 
     def release_as_garbage(self) -> None:
         """Release the slots of a generator or coroutine that is closed, perhaps as garbage.
@@ -171,12 +174,11 @@ class Held:
         """
         if self._slots:
             with suppress(TimeoutError):
-                in_thread(self.release, seconds=MOMENT)
+                run_in_thread(self.release, seconds=RELEASE_SECONDS)
 
     def releasing(self) -> Waiting[None]:
         """Like `release`, but as a generator for one of the drivers in `engine.run`."""
-        slots = self._slots
+        slots = held_slots.drop(self._slots)
         self._slots = []
-        mine = held_slots.drop(slots)
-        if mine:
-            yield from releasing([held.charge for held in mine], mine[0].slot)
+        if slots:  # All have one id: that of the call.
+            yield from releasing([held.charge for held in slots], slots[0].slot)

@@ -52,15 +52,13 @@ def lease_key(call: Call, charge: Charge) -> LeaseKey | None:
     wait or go into debt. A caller with its own clock does not use the one that leases end by.
     """
     limit, digest, cost = charge
-    is_served = (
-        limit.lease is not None
-        and 0 < cost <= limit.lease
-        and call.operation == "hit"
-        and call.now is None
-        and call.max_wait_us is None
-        and not (call.partial or call.debt)
-    )
-    return (call.prefix, digest, limit) if is_served else None
+    if limit.lease is None or not 0 < cost <= limit.lease:
+        return None
+    if call.operation != "hit" or call.now is not None:
+        return None
+    if call.partial or call.debt or call.max_wait_us is not None:
+        return None
+    return (call.prefix, digest, limit)
 
 
 class Lease:
@@ -121,14 +119,14 @@ class Lease:
             self.units += units
             self.is_exhausted = False
 
-    def call(self) -> Call:
+    def refill_call(self) -> Call:
         """Return the call that fills the lease up to a batch."""
         prefix, digest, limit = self.key
         charge = Charge(limit, digest, self.size - self.units)
         return Call([charge], prefix=prefix, partial=True)
 
     def add(self, decision: Decision, asked_at: float) -> int:
-        """Add the units of a decision about `call`, and return their number.
+        """Add the units of a decision about `refill_call`, and return their number.
 
         Args:
             decision: The decision.
@@ -138,22 +136,24 @@ class Lease:
         if not state.counted_at:  # A limit in shadow mode allows a hit that takes nothing.
             return 0
         limit = self.key[2]
-        ends = asked_at + limit.lapse
-        if limit.kind.ends_together:
-            ends = asked_at + state.reset_after
+        lifetime = state.reset_after if limit.kind.ends_together else limit.lapse
+        ends = asked_at + lifetime
         with self._lock:
             self.is_dry = False
-            self._ends = min(ends, self._ends) if self.units else ends
+            if self.units == 0:
+                self._ends = ends
+            else:  # The earlier units end first.
+                self._ends = min(ends, self._ends)
             self._state = state
             self._read_at = Clock.monotonic()
             self._moment = state.counted_at
             self.units += decision.granted
         return decision.granted
 
-    def empty(self) -> Call | None:
+    def drain(self) -> Call | None:
         """Take all units out of the lease.
 
-        Return the call that gives them back; None if it was empty, or if their window has ended.
+        Return the call that refunds them; None if it was empty, or if their window has ended.
         """
         prefix, digest, limit = self.key
         with self._lock:
@@ -177,14 +177,14 @@ class Leases:
         self._lock = threading.Lock()
         self._leases: dict[LeaseKey, Lease] = {}
 
-    def find(self, key: LeaseKey) -> Lease | None:
-        """Return the lease of an identity that made a hit in the last second."""
+    def find_active(self, key: LeaseKey) -> Lease | None:
+        """Return the lease of an identity that made a hit in the last second, if it can serve."""
         lease = self._leases.get(key)
         if lease is None or lease.is_idle or lease.is_exhausted:
             return None
         return lease
 
-    def note_hit(self, key: LeaseKey) -> None:
+    def record_hit(self, key: LeaseKey) -> None:
         """Record a hit that Redis has allowed: a further one within a second uses a lease."""
         lease = self._leases.get(key)
         if lease is not None:
@@ -199,38 +199,41 @@ class Leases:
     ) -> Generator[Wait, Any, LimitState | None]:
         """Take units of a lease, and wait for a batch if there are too few.
 
-        Return the state of the limit; None if Redis has to decide.
+        If few units are left, the next batch is fetched in the background. Return the state of the
+        limit; None if Redis has to decide.
         """
         while True:
             state = lease.take(cost)
             if state is not None and not lease.is_low:
                 return state
-            batch = self._fetch(lease)
+            batch = self._fetch_batch(lease)
             if state is not None or batch is None:
                 return state
             began = Clock.monotonic()
             seconds = deadline.left
             units = 0
             with suppress(TimeoutError, CancelledError):  # It takes too long, or the process ends.
-                units = yield Wait(partial(batch.result, seconds), partial(_await, batch, seconds))
+                units = yield Wait(
+                    partial(batch.result, seconds), partial(_await_batch, batch, seconds)
+                )
             deadline.spend(began, seconds)
             if not units:
                 return None
             deadline.extend()
 
-    def _fetch(self, lease: Lease) -> Future[int] | None:
+    def _fetch_batch(self, lease: Lease) -> Future[int] | None:
         """Return the units of the next batch of a lease, which another thread fetches.
 
-        None if the lease is gone, or no thread can be started.
+        None if the lease was dropped, or no thread can be started.
         """
         with self._lock:
-            if self._is_gone(lease):
+            if self._is_dropped(lease):
                 return None
             if lease.batch is None or lease.batch.done():
                 lease.batch = self._jobs.submit(partial(self._fill, lease))
             return lease.batch
 
-    def _is_gone(self, lease: Lease) -> bool:
+    def _is_dropped(self, lease: Lease) -> bool:
         return self._leases.get(lease.key) is not lease
 
     def _fill(self, lease: Lease) -> int:
@@ -239,19 +242,20 @@ class Leases:
         lease.is_dry = True
         with suppress(StoreError):
             if lease.has_ended:
-                self._give_back(lease)
+                self._refund(lease)
             asked_at = Clock.monotonic()
-            units = lease.add(get_store().decide(lease.call()), asked_at)
-            if self._is_gone(lease):
-                self._give_back(lease)
+            units = lease.add(get_store().decide(lease.refill_call()), asked_at)
+            if self._is_dropped(lease):
+                self._refund(lease)
         if units:
             deny_cache.forget([lease.key[1]])
         elif not lease.units:  # Redis decides until it allows a hit again.
             lease.is_exhausted = True
         return units
 
-    def _give_back(self, lease: Lease, deadline: Deadline | None = None) -> None:
-        refund = lease.empty()
+    def _refund(self, lease: Lease, deadline: Deadline | None = None) -> None:
+        """Give back all units of a lease. Raises `StoreError`."""
+        refund = lease.drain()
         if refund is not None:
             get_store(background=True).decide(refund, deadline)
             deny_cache.forget([lease.key[1]])
@@ -266,7 +270,7 @@ class Leases:
             if is_over:
                 self._leases.pop(key, None)
             if is_over or lease.has_ended:
-                self._give_back(lease, last)
+                self._refund(lease, last)
         return bool(self._leases)
 
     def drop(self, digests: Collection[bytes]) -> None:
@@ -274,14 +278,14 @@ class Leases:
         for key, lease in list(self._leases.items()):
             if key[1] in digests:
                 self._leases.pop(key, None)
-                lease.empty()
+                lease.drain()
 
     def clear(self) -> None:
         """Drop all leases. Their units stay counted."""
         self._leases.clear()
 
 
-async def _await(batch: Future[int], seconds: float) -> int:
+async def _await_batch(batch: Future[int], seconds: float) -> int:
     return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(batch)), seconds)
 
 

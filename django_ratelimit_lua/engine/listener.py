@@ -60,13 +60,14 @@ class Listener:
         self.task = Task(
             "listener",
             self._step,
-            wake=self.renew,
+            wake=self.reconnect,
             at_stop=self._begin,
             meanwhile="requests check once a second whether rules have changed",
         )
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
+        """Set the state of a listener that has not been started, in this process."""
         # A child has connections of its own, and closes its copy of this one. To let go of it is
         # not enough: in the child, the frames of its parent's thread hold it for good.
         if self._subscription is not None:
@@ -76,7 +77,14 @@ class Listener:
         self._news_checked_at = float("-inf")
         self._load_at = NEVER
         self._pause = FIRST_PAUSE
-        self._is_polling = self._is_renewed = self._is_outdated = self._has_news = False
+        self._is_polling = False
+        """Whether the log has reported that the channel is unavailable."""
+        self._is_renewed = False
+        """Whether settings have changed since it connected."""
+        self._is_outdated = False
+        """Whether a message was received that the rules in force may be outdated."""
+        self._has_news = False
+        """Whether a message has arrived that is still unread."""
         self.error = ""
         """Why it receives nothing at the moment. Empty if it does, or was not started."""
 
@@ -90,8 +98,8 @@ class Listener:
         if not self.task.is_running:
             self.task.start()
 
-    def has_news(self) -> bool:
-        """Return whether a message has arrived that is still unread.
+    def check_for_news(self) -> bool:
+        """Check whether a message has arrived that is still unread, and return it.
 
         Until the listener's thread has read the message, cached decisions are not used. The check
         costs one reading of the clock, and a system call every `NEWS_SECONDS`.
@@ -104,30 +112,45 @@ class Listener:
             self._has_news = subscription.has_news()
         return self._has_news
 
-    def wait(self, seconds: float) -> bool:
+    def wait_until_listening(self, seconds: float) -> bool:
         """Start the listener, and wait until it listens or has failed, for at most `seconds`.
 
         Return whether it listens.
         """
         self.start()
         end = Clock.monotonic() + seconds
-        while (
-            self.task.is_running
-            and not (self.is_listening or self.error)
-            and Clock.monotonic() < end
-        ):
+        while Clock.monotonic() < end:
+            if self.is_listening or self.error or not self.task.is_running:
+                break
             time.sleep(MIN_LENGTH)
         return self.is_listening
 
-    def renew(self) -> None:
+    def reconnect(self) -> None:
         """Connect again, because settings may name another server or another channel."""
-        # Before it is stopped: what it connects after that uses the new settings.
+        # Read first: a connection that is made after the flag is set uses the new settings.
         subscription = self._subscription
         self._is_renewed = True
         if subscription is not None:
             subscription.hang_up()
 
     def _step(self) -> float:
+        """Connect and check if that is due, then receive messages. Return the seconds to pause."""
+        self._connect_if_due()
+        if Clock.monotonic() >= self._check_at:
+            self._check_rules()
+        now = Clock.monotonic()
+        if self._subscription is None:
+            return max(min(self._check_at, self._connect_at) - now, MIN_LENGTH)
+        try:
+            messages = self._subscription.receive(self._check_at - now)
+            self._handle(self._subscription, messages)
+        except StoreError as error:
+            if not self._is_renewed:  # Otherwise `reconnect` has ended the connection.
+                self._record_loss(error)
+        return 0.0
+
+    def _connect_if_due(self) -> None:
+        """Connect, if there is no connection, or if settings have changed."""
         is_renewed = self._is_renewed
         self._is_renewed = False  # Before the settings are read.
         channel = get_store(background=True).channel(conf.CACHE_PREFIX)
@@ -137,34 +160,24 @@ class Listener:
             self._connect_at = float("-inf")
         if self._subscription is None and Clock.monotonic() >= self._connect_at:
             self._connect(channel)
-        if Clock.monotonic() >= self._check_at:
-            self._check()
-        now = Clock.monotonic()
-        if self._subscription is None:
-            return max(min(self._check_at, self._connect_at) - now, MIN_LENGTH)
-        try:
-            messages = self._subscription.receive(self._check_at - now)
-            self._handle(self._subscription, messages)
-        except StoreError as error:
-            if not self._is_renewed:  # Else it is not lost, but to be let go of.
-                self._lose(error)
-        return 0.0
 
     def _connect(self, channel: bytes) -> None:
+        """Connect to a channel, and check at once: earlier messages may be lost."""
         try:
             self._subscription = Subscription(channel, Deadline(CONNECT_SECONDS))
         except StoreError as error:
-            self._lose(error)
+            self._record_loss(error)
             return
         self._connected_at = Clock.monotonic()
         self.error = ""
         self._has_news = False
-        deny_cache.clear()  # Messages sent until now may be lost.
+        deny_cache.clear()
         self._check_at = float("-inf")
 
-    def _lose(self, error: StoreError) -> None:
-        if not self.task.is_running:
-            return  # It is being stopped.
+    def _record_loss(self, error: StoreError) -> None:
+        """Poll from now on, and try to connect again after a pause."""
+        if not self.task.is_running:  # It is being stopped.
+            return
         if not self._is_polling:
             logger.info(
                 "The channel for changed rules is unavailable; rules are polled twice a second: %s",
@@ -176,18 +189,12 @@ class Listener:
         self._connect_at = Clock.monotonic() + self._pause * chance.uniform(0.75, 1.25)
         self._pause = min(self._pause * 2, MAX_PAUSE)
 
-    def _check(self) -> None:
-        """Compare the rules in force with the published ones."""
-        now = self._checked_at = Clock.monotonic()
+    def _check_rules(self) -> None:
+        """Compare the rules in force with the published ones, and load those when it is time."""
+        now = Clock.monotonic()
+        self._checked_at = now
         self._check_at = now + CHECK_SECONDS
-        if (
-            self._is_polling
-            and self._subscription is not None
-            and now - self._connected_at >= MAX_PAUSE
-        ):
-            self._pause = FIRST_PAUSE
-            self._is_polling = False
-            logger.warning("The channel for changed rules is available again")
+        self._report_recovery(now)
         try:
             is_current = provider.compare_with_published(loads=now >= self._load_at)
         # Until then decisions check by themselves, and report the problem.
@@ -197,41 +204,55 @@ class Listener:
         self._is_outdated = False
         if is_current:
             self._load_at = NEVER
-        else:
-            if not now < self._load_at < NEVER:
-                self._load_at = now + chance.uniform(0.0, SPREAD_SECONDS)
+        elif self._load_at <= now or self._load_at == NEVER:
+            self._load_at = now + chance.uniform(0.0, SPREAD_SECONDS)
         self._check_at = min(self._check_at, self._load_at)
 
+    def _report_recovery(self, now: float) -> None:
+        """Log that the channel is available again, after it was for a while."""
+        if not self._is_polling or self._subscription is None:
+            return
+        if now - self._connected_at >= MAX_PAUSE:
+            self._pause = FIRST_PAUSE
+            self._is_polling = False
+            logger.warning("The channel for changed rules is available again")
+
     def _handle(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
+        """Drop what these messages invalidate."""
         reset: set[bytes] = set()
-        of_annexes: dict[bytes, set[bytes]] = {}
+        words_by_annex: dict[bytes, set[bytes]] = {}
         ruleset = provider.loaded_ruleset()
-        current = RULES + b" " + (b"" if ruleset is None else ruleset.published.text)
+        revision = b"" if ruleset is None else ruleset.published.text
+        current = RULES + b" " + revision
         for message in messages:
             kind, *words = message.split(b" ")
             if kind == RESET:
                 reset.update(words)
             elif kind == ANNEX and words:
-                of_annexes.setdefault(words[0], set()).update(words[1:])
-            elif message != current:  # Other rules; or what only another version understands.
-                # Before the check, which may take a while if this thread waits for others.
-                if not self._is_outdated:
-                    provider.mark_stale()
-                self._is_outdated = True
-                self._check_at = min(self._check_at, self._checked_at + MIN_LENGTH)
+                words_by_annex.setdefault(words[0], set()).update(words[1:])
+            elif message != current:  # Other rules, or a message of another version.
+                self._doubt_rules()
                 if kind != RULES:
                     deny_cache.clear()
         if reset:
             leases.drop(reset)
             deny_cache.forget(reset)
         for extension in extensions:
-            if extension.name.encode() in of_annexes:
-                extension.on_message(of_annexes[extension.name.encode()])
+            if extension.name.encode() in words_by_annex:
+                extension.on_message(words_by_annex[extension.name.encode()])
         self._has_news = False
         if not self._is_outdated:  # All messages are handled.
             deny_cache.received_at = subscription.received_at
 
+    def _doubt_rules(self) -> None:
+        """Use the rules only after a comparison, and compare them as soon as possible."""
+        # Before the comparison, which may take a while if this thread waits for others.
+        if not self._is_outdated:
+            provider.mark_stale()
+        self._is_outdated = True
+        self._check_at = min(self._check_at, self._checked_at + MIN_LENGTH)
+
 
 listener = Listener()
 
-on_change(("RATELIMIT_*", "CACHES"), listener.renew)
+on_change(("RATELIMIT_*", "CACHES"), listener.reconnect)

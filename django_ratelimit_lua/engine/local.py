@@ -39,7 +39,7 @@ RETRY_SECONDS = 1.0
 class LocalCount(NamedTuple):
     """The count of one client under one limit, and the charge that a call makes.
 
-    - `size`: the units that this process admits in a window;
+    - `size`: the units that this process admits in a window; infinite if it counts nothing;
     - `start`: the start of the window, in microseconds since 1970. For slots: now;
     - `ends_in`: the seconds until its end. For slots: those until a slot ends unless it is renewed;
     - `used`: the units counted in it. For slots: the units held.
@@ -82,35 +82,36 @@ class LocalCounts:
         With `in_outage`, the policy of each limit decides.
         """
         with self._lock:
-            counts = [self._find(call, charge, in_outage) for charge in call.charges]
-            allowed = call.operation in ("charge", "refund") or all(
-                count.retry_after == 0.0 for count in counts if count.charge.limit.mode == "enforce"
-            )
+            counts = [self._open_count(call, charge, in_outage) for charge in call.charges]
+            enforced = [count for count in counts if count.charge.limit.mode == "enforce"]
+            allowed = all(count.retry_after == 0.0 for count in enforced)
+            if call.operation in ("charge", "refund"):
+                allowed = True
             states = tuple([self._apply(call, count, allowed) for count in counts])
         return Decision(allowed, states, call.units if allowed else 0, source="fallback")
 
-    def _find(self, call: Call, charge: Charge, in_outage: bool) -> LocalCount:
+    def _open_count(self, call: Call, charge: Charge, in_outage: bool) -> LocalCount:
+        """Return the count of a charge, in a new window if the last one has ended."""
         limit = charge.limit
+        size = _units_admitted(limit, in_outage)
         key = (call.prefix, charge.digest, limit.key_part)
         now = call.now or Clock.time_ns() // 1000
         if limit.holds:
             used = held_slots.units_of(key)
-            return LocalCount(charge, key, _size(limit, in_outage), now, conf.SLOT_SECONDS, used)
+            return LocalCount(charge, key, size, now, conf.SLOT_SECONDS, used)
         seconds = limit.rate.period * limit.capacity / max(limit.rate.limit, 1)
         start, used = self._counts.pop(key) or (0, 0)
         ends_in = seconds - (now - start) / SECOND
         if not 0.0 < ends_in <= seconds:
-            start = now
-            used = 0
-            ends_in = seconds
+            return LocalCount(charge, key, size, now, seconds, 0)
         if used:  # The most recently used count is the last to be dropped.
             self._counts.put(key, (start, used))
-        return LocalCount(charge, key, _size(limit, in_outage), start, ends_in, used)
+        return LocalCount(charge, key, size, start, ends_in, used)
 
     def _apply(self, call: Call, count: LocalCount, allowed: bool) -> LimitState:
         """Take or give back the units of a charge, and return the state of its limit."""
         limit = count.charge.limit
-        used = _used_after(call, count, allowed)
+        used = _count_after(call, count, allowed)
         if used != count.used and limit.holds:
             held_slots.reserve(HeldSlot(call.prefix, count.charge, call.slot, "", is_local=True))
         elif used != count.used:
@@ -132,18 +133,23 @@ class LocalCounts:
                 self._counts.pop((call.prefix, charge.digest, charge.limit.key_part))
 
 
-def _used_after(call: Call, count: LocalCount, allowed: bool) -> int:
+def _count_after(call: Call, count: LocalCount, allowed: bool) -> int:
     """Return the units that are counted after an operation."""
     limit, _, cost = count.charge
-    if call.operation == "refund" and not limit.holds and call.hit_at in (None, count.start):
+    if call.operation == "refund":
+        is_of_this_window = call.hit_at in (None, count.start)
+        if limit.holds or not is_of_this_window:
+            return count.used
         return max(0, count.used - cost)
-    fits = call.operation == "hit" and count.retry_after == 0.0
-    if allowed and (fits or call.operation == "charge") and count.size < inf:
+    takes = call.operation == "charge"
+    if call.operation == "hit":
+        takes = allowed and count.retry_after == 0.0
+    if takes and count.size < inf:
         return count.used + cost
     return count.used
 
 
-def _size(limit: Limit, in_outage: bool) -> float:
+def _units_admitted(limit: Limit, in_outage: bool) -> float:
     """Return the units of a limit that this process admits in a window."""
     policy = limit.on_store_error or conf.ON_STORE_ERROR
     if in_outage and policy == "open":
@@ -192,34 +198,38 @@ class LocalPart:
             if heartbeat.share is None:
                 yield from heartbeat.joining(deadline)
             self._take_splits(split)
-        if self._is_refused:
-            return
+        if not self._is_refused:
+            yield from self._taking_leased(deadline)
+
+    def _taking_leased(self, deadline: Deadline) -> Generator[Wait, Any, None]:
+        """Take the units of each charge that a lease can serve."""
         for place, charge in list(self.rest.items()):
             key = lease_key(self._call, charge)
-            lease = None if key is None else leases.find(key)
+            lease = None if key is None else leases.find_active(key)
             if lease is None:
                 continue
             state = yield from leases.taking(lease, charge.cost, deadline)
             if state is not None:
-                self._set(place, state)
+                self._set_state(place, state)
                 self._leased.append((lease, charge.cost))
 
     def _take_splits(self, places: Sequence[int]) -> None:
-        # Their shares grant a hit whole or not at all.
+        """Decide the charges of split limits, at these positions of the call."""
+        # A share grants a hit whole or not at all.
         self._call = self._call._replace(partial=False)
         charges = [self.rest[place] for place in places]
         decision = local_counts.decide(self._call._replace(charges=charges))
         self._is_refused = not decision.allowed
         for place, charge, state in zip(places, charges, decision.limits, strict=True):
-            self._set(place, state)
+            self._set_state(place, state)
             if state.counted_at:
                 self._split.append(charge)
 
-    def _set(self, place: int, state: LimitState) -> None:
+    def _set_state(self, place: int, state: LimitState) -> None:
         self._states[place] = state
         self.rest.pop(place)
 
-    def call(self) -> Call:
+    def call_for_rest(self) -> Call:
         """Return the call for Redis. If a split limit refuses, it takes nothing."""
         call = self._call._replace(charges=[*self.rest.values()])
         if self._is_refused and call.operation == "hit":
@@ -233,6 +243,14 @@ class LocalPart:
         if self._split:
             local_counts.decide(self._call._replace(charges=self._split, operation="refund"))
 
+    def _undo_hit(self) -> None:
+        """Give back what a refused hit has taken."""
+        self.give_back()
+        # Meanwhile another hit may have found the lease empty, and may have been refused.
+        emptied = [lease.key[1] for lease, cost in self._leased if lease.units <= cost]
+        if emptied:
+            deny_cache.forget(emptied)
+
     def complete(self, decision: Decision | None) -> Decision:
         """Return the decision of the whole call, given that of Redis about the rest."""
         call = self._call
@@ -243,7 +261,7 @@ class LocalPart:
             self._states[place] = state
             key = lease_key(call, charge)
             if key is not None and state.counted_at:
-                leases.note_hit(key)
+                leases.record_hit(key)
         if len(self.rest) == len(call.charges):
             return decision
         allowed = decision.allowed and not self._is_refused
@@ -251,11 +269,7 @@ class LocalPart:
         if allowed:
             granted = max(decision.granted, call.units)
         elif call.operation == "hit":
-            self.give_back()
-            # Another hit may have found the lease empty meanwhile, and may have been refused.
-            emptied = [lease.key[1] for lease, cost in self._leased if lease.units <= cost]
-            if emptied:
-                deny_cache.forget(emptied)
+            self._undo_hit()
         states = tuple([self._states[place] for place in range(len(call.charges))])
         return decision._replace(
             allowed=allowed,

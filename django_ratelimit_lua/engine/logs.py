@@ -25,7 +25,7 @@ MINUTE = 60.0
 
 
 def log_decision(operation: str, charges: Sequence[DecidedCharge], decision: Decision) -> None:
-    """Write a record, unless there was nothing to decide.
+    """Write a record about a decision, unless it is about no limit.
 
     The record contains the first 8 digits of each identity's digest.
     """
@@ -73,8 +73,11 @@ class LogSampler:
         renew_after_fork(self.clear)
 
     def clear(self) -> None:
+        """Forget all records, as at the start of the process."""
         self._lock = Lock()
         self._skipped = Counter[str]()
+        self._written = Counter[str]()
+        self._clients: set[tuple[str, bytes]] = set()
         self._ends_at = float("-inf")
 
     def admit(self, limit: str, identity: bytes, now: float | None = None) -> bool:
@@ -90,8 +93,8 @@ class LogSampler:
         with self._lock:
             if now >= self._ends_at:
                 self._ends_at = now + MINUTE
-                self._written = Counter[str]()
-                self._clients: set[tuple[str, bytes]] = set()
+                self._written.clear()
+                self._clients.clear()
             is_full = self._written[limit] >= MAX_OF_LIMIT or self._written.total() >= MAX_OF_LOG
             if is_full or client in self._clients:
                 if limit in self._skipped or len(self._skipped) < MAX_LIMITS:

@@ -7,6 +7,8 @@ An interruption (a cancelled task, a closed coroutine, Ctrl-C) is thrown into th
 error. A generator that has something to give back then yields `settling`, and raises the
 interruption again. Those steps always run to their end: a coroutine that is cancelled again waits
 for them, and for a closed coroutine a thread runs them.
+
+A function that returns such a generator has a participle as its name: `deciding`, `refunding`.
 """
 
 from __future__ import annotations
@@ -118,10 +120,12 @@ async def _stop(waiting: Waiting[object], error: BaseException) -> None:
         if raised is not thrown:
             raise
     else:
-        await finish_interrupted(error, _going_on(waiting, wait, thrown))
+        await finish_interrupted(error, _continuing(waiting, wait, thrown))
 
 
-def _going_on(waiting: Waiting[object], wait: Call | Wait, thrown: BaseException) -> Waiting[None]:
+def _continuing(
+    waiting: Waiting[object], wait: Call | Wait, thrown: BaseException
+) -> Waiting[None]:
     """Run a generator on from this wait, until it raises the thrown exception again."""
     try:
         while True:
@@ -151,12 +155,12 @@ async def finish_interrupted(error: BaseException, waiting: Waiting[None]) -> No
     with logging_errors(error):
         # The coroutine is closed, and cannot wait for anything more.
         if isinstance(error, GeneratorExit):
-            in_thread(lambda: run(waiting))
+            run_in_thread(lambda: run(waiting))
         else:
-            await to_the_end(arun(waiting))
+            await await_to_end(arun(waiting))
 
 
-async def to_the_end(coroutine: Awaitable[T]) -> T:
+async def await_to_end(coroutine: Awaitable[T]) -> T:
     """Await a coroutine to its end, even if the caller is cancelled repeatedly.
 
     The cancellation is raised afterwards.
@@ -169,8 +173,8 @@ async def to_the_end(coroutine: Awaitable[T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
         except BaseException:
-            if not task.done():
-                raise  # The caller is closed. The task continues.
+            if not task.done():  # The caller is closed. The task continues.
+                raise
             break
     if cancelled is None:
         return task.result()
@@ -179,7 +183,7 @@ async def to_the_end(coroutine: Awaitable[T]) -> T:
     raise cancelled
 
 
-def in_thread(
+def run_in_thread(
     function: Callable[[], object], *, waits: bool = True, seconds: float = BACKGROUND_SECONDS
 ) -> None:
     """Run a function in another thread, because an event loop in this one may not block.
@@ -192,11 +196,11 @@ def in_thread(
     Raises:
         TimeoutError: The time is over. The thread continues.
     """
-    done = _settling.submit(function)
-    if done is None:
-        function()  # As well as can be.
+    future = _settling.submit(function)
+    if future is None:  # No thread can be started.
+        function()
     elif waits:
-        done.result(seconds)
+        future.result(seconds)
 
 
 @contextmanager

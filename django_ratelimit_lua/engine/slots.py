@@ -42,9 +42,10 @@ _signals = JobRunner()
 class HeldSlot:
     """The slot of one call under one limit.
 
+    - `slot`: its id;
     - `what`: the purpose, for the log and the signal;
-    - `is_local`: this process granted the slot while Redis was unavailable, and Redis never knows
-      it;
+    - `is_local`: this process granted the slot while Redis was unavailable, so Redis has no record
+      of it;
     - `is_lost`: a renewal has found that the slot ended while it was held.
     """
 
@@ -88,7 +89,7 @@ class HeldSlots:
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        # A child neither renews nor releases the slots of its parent.
+        """Hold no slots: a child neither renews nor releases those of its parent."""
         self._lock = threading.Lock()
         self._held: WeakSet[HeldSlot] = WeakSet()
         self._reserved: dict[tuple[CountKey, bytes], HeldSlot] = {}
@@ -103,14 +104,19 @@ class HeldSlots:
 
     def units_of(self, key: CountKey) -> int:
         """Return the units of all slots of one identity under one limit, held or reserved."""
-        oldest = Clock.monotonic() - conf.SLOT_SECONDS
         with self._lock:
-            for place, slot in list(self._reserved.items()):
-                if slot.held_at < oldest:
-                    del self._reserved[place]
+            self._drop_expired()
+            # A slot may be both for a moment.
             slots = [*self._reserved.values(), *self._held]
             units = {slot.slot: slot.charge.cost for slot in slots if slot.key == key}
         return sum(units.values())
+
+    def _drop_expired(self) -> None:
+        """Drop reserved slots whose lifetime has passed. The caller holds the lock."""
+        oldest = Clock.monotonic() - conf.SLOT_SECONDS
+        for place, slot in list(self._reserved.items()):
+            if slot.held_at < oldest:
+                del self._reserved[place]
 
     def reserve(self, slot: HeldSlot) -> None:
         """Count a slot that this process has just granted, until its caller holds or releases it.
@@ -145,36 +151,36 @@ class HeldSlots:
         return dropped
 
     def _step(self) -> float | None:
-        held = [held for held in self.all() if not held.is_local]
-        if not held:
+        """Renew all slots, and return the seconds until the next time; None if there are none."""
+        in_redis = [slot for slot in self.all() if not slot.is_local]
+        if not in_redis:
             return None
-        _report_lost(self.renew(held))
+        _report_lost(self.renew(in_redis))
         return self.interval
 
-    def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
+    def renew(self, slots: Sequence[HeldSlot]) -> list[HeldSlot]:
         """Renew these slots once. Return those that have ended, and are lost."""
         now = self.time_of_calls()  # Some servers forbid TIME in scripts.
         moment = b"" if now is None else b"%d" % now
-        records: dict[tuple[bytes, ...], HeldSlot] = {
-            (slot.redis_key, slot.slot + _UNITS.pack(slot.charge.cost)): slot for slot in held
+        by_record: dict[tuple[bytes, ...], HeldSlot] = {
+            (slot.redis_key, slot.slot + _UNITS.pack(slot.charge.cost)): slot for slot in slots
         }
         deadline = Deadline(max(self.interval / 2, MIN_RENEWAL_SECONDS))
         store = get_store(background=True)
-        lost = []
-        for record, is_held in store.run_each(_PROGRAM, (moment,), [*records], deadline).items():
-            slot = records[record]
-            if not is_held and self.drop([slot]):
-                slot.is_lost = True
-                lost.append(slot)
+        is_held = store.run_each(_PROGRAM, (moment,), list(by_record), deadline)
+        ended = [by_record[record] for record, answer in is_held.items() if not answer]
+        lost = self.drop(ended)  # Not those that were released meanwhile.
+        for slot in lost:
+            slot.is_lost = True
         return lost
 
     def _release_all(self) -> None:
         """Release all slots at the end of the process."""
         commands = []
-        for held in self.drop(self.all()):
-            units = range(2, held.charge.cost + 1)
-            members = [held.slot, *[held.slot + _UNITS.pack(number) for number in units]]
-            commands.append((b"ZREM", held.redis_key, *members))
+        for slot in self.drop(self.all()):
+            # The members of a slot of several units, see `concurrency.lua`.
+            further = [slot.slot + _UNITS.pack(unit) for unit in range(2, slot.charge.cost + 1)]
+            commands.append((b"ZREM", slot.redis_key, slot.slot, *further))
         if commands:
             get_store(background=True).execute_all(commands, exit_deadline())
 
@@ -182,17 +188,21 @@ class HeldSlots:
 def _report_lost(slots: Sequence[HeldSlot]) -> None:
     """Log that slots have ended while they were held, and send the signal for each."""
     losses = [_log_lost(slot) for slot in slots]
+    if not losses or not slot_lost.receivers:
+        return
 
-    def send() -> None:
+    def send_signals() -> None:
         for loss in losses:
             slot_lost.send_robust(HeldSlots, **loss)
 
     # Receivers may take long. Slots that are still held are renewed during that time.
-    if losses and slot_lost.receivers and _signals.submit(send) is None:
-        send()
+    future = _signals.submit(send_signals)
+    if future is None:  # No thread can be started.
+        send_signals()
 
 
 def _log_lost(slot: HeldSlot) -> dict[str, object]:
+    """Log that a slot has ended while it was held, and return the arguments of the signal."""
     loss = {
         "limit": slot.charge.limit.name,
         "identity": slot.charge.digest.decode(),

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from ..conf import conf
 from ..engine import DecidedCharge
-from ..engine.bans import MAX_LISTED, ListedBan, ban_list, descriptions
+from ..engine.bans import MAX_LISTED, ListedBan, ban_list, read_descriptions
 from ..engine.decide import peeking, unbanning
 from ..engine.run import run
 from ..identity.names import Name
@@ -73,7 +73,7 @@ def active_bans(most: int = MAX_LISTED, identities: Collection[str] = ("",)) -> 
     keys = list(listed)[:most][::-1]
     limits = _banning_limits()
     found = []
-    texts = descriptions(keys)
+    texts = read_descriptions(keys)
     for key in keys:
         digest, part = _digest_and_part(key)
         entry = json.loads(texts.get(key, b"{}"))
@@ -147,7 +147,7 @@ def scan_bans() -> None:
         bans = [(key, decided.state.ban) for key, decided in charges.items()]
         held = {key: ban for key, ban in bans if ban is not None and ban.until}
         found = {}
-        texts = descriptions(held)
+        texts = read_descriptions(held)
         for key, ban in held.items():
             listed_ban = ListedBan.of(ban, decision.moment)
             found[key] = listed_ban._replace(description=texts.get(key, listed_ban.description))

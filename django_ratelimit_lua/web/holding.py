@@ -29,7 +29,14 @@ from django.utils.encoding import escape_uri_path
 
 from ..engine import DecidedCharge
 from ..engine.holding import Held
-from ..engine.run import Waiting, finish_interrupted, in_thread, logging_errors, run, to_the_end
+from ..engine.run import (
+    Waiting,
+    await_to_end,
+    finish_interrupted,
+    logging_errors,
+    run,
+    run_in_thread,
+)
 from ..identity.request_state import plain, request_state
 from ..limits.decision import Decision
 
@@ -103,7 +110,7 @@ async def release_left(request: object, error: BaseException) -> None:
         return
     if isinstance(error, asyncio.CancelledError):
         with logging_errors(error):
-            await to_the_end(sync_to_async(run)(releasing(request)))
+            await await_to_end(sync_to_async(run)(releasing(request)))
     else:
         await finish_interrupted(error, releasing(request))
 
@@ -154,7 +161,7 @@ def _release(of_request: list[Held]) -> None:
     except RuntimeError:
         _release_each(held)
     else:  # Closed by hand, in a coroutine: Django's handlers close responses in a thread.
-        in_thread(partial(_release_each, held), waits=False)
+        run_in_thread(partial(_release_each, held), waits=False)
 
 
 def _release_each(held: list[Held]) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...engine.bans import bans_active
+from ...engine.bans import count_active_bans
 from ...exceptions import StoreError
 from ...extension import Metric as Gauge
 from ...extension import extensions
@@ -99,7 +99,7 @@ BANS_ACTIVE = Gauge(
     "bans_active",
     "Bans that are in force, by rule or call site.",
     ("rule",),
-    lambda: {(name,): number for name, number in bans_active().most_common(MAX_LABELS)},
+    lambda: {(name,): number for name, number in count_active_bans().most_common(MAX_LABELS)},
 )
 
 

@@ -84,7 +84,7 @@ def _health(command: Printer, options: VerbOptions) -> None:
     for process in status.processes:
         age = duration_words(time.time() - process.since)
         command.say(f"process {process.pid} on {process.host}, up for {age}")
-    if not listener.wait(LISTEN_SECONDS):
+    if not listener.wait_until_listening(LISTEN_SECONDS):
         reason = listener.error or "the thread of the listener is not running"
         command.warn(f"changes of rules are not pushed, but polled: {reason}")
     for problem in dict.fromkeys([migration_problem(with_annexes=True), *problems.collect()]):

@@ -75,7 +75,7 @@ def test_an_operator_sets_the_weights_of_hosts(monkeypatch: pytest.MonkeyPatch) 
     assert refresh_ruleset().weights == {"web": 7, "jobs": 3}
     web.beat()
     assert (web.share.weights, web.share.units(100)) == ((3, 7), 70)
-    jobs.goodbye()
+    jobs.leave()
     page = ada.post(HERE, {"weight-web": "7", "weight-jobs": ""}, follow=True)
     assert "jobs" not in page.content.decode()
     assert refresh_ruleset().weights == {"web": 7}
@@ -120,7 +120,7 @@ def test_health_and_its_command_list_the_processes() -> None:
     output = StringIO()
     call_command("ratelimit", "health", stdout=output, stderr=StringIO())
     assert f"process {os.getpid()} on {HOST}, up for " in output.getvalue()
-    beats[0].goodbye()
+    beats[0].leave()
     assert len(live_processes()) == 1
     get_store().execute(b"ZADD", conf.CACHE_PREFIX + PROCESSES, b"9999999999", b"garbage")
     assert len(live_processes()) == 1

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.admin.history import changed_words
-from django_ratelimit_lua.engine.bans import ban_list, bans_active
+from django_ratelimit_lua.engine.bans import ban_list, count_active_bans
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
@@ -191,10 +191,10 @@ def test_bans_are_listed_by_the_clock_of_redis(hours: int, settings: Any) -> Non
         limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="10m")
         limiter.ban("ada")
         limiter.ban("ben", "1s")
-        assert len(active_bans()) == bans_active()["mail"] == 2
+        assert len(active_bans()) == count_active_bans()["mail"] == 2
         until(lambda: bool(limiter.hit("ben")), "a ban ends")
         (active,) = active_bans()
-        assert bans_active()["mail"] == 1
+        assert count_active_bans()["mail"] == 1
         lift_bans([active])
         assert limiter.hit("ada")
 

@@ -162,7 +162,7 @@ def test_a_refusal_requested_before_a_refund_is_not_cached() -> None:
     planner, ruleset = _HitPlanner(limiter, "hit", "x", 1), provider.get_ruleset()
     planner.gather(ruleset)
     call = planner.plan(ruleset)
-    deny_cache.note(call, refusal, asked_at, generation)
+    deny_cache.add(call, refusal, asked_at, generation)
     assert deny_cache.find(call) is None
     assert limiter.hit("x").allowed
 

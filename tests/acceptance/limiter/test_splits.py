@@ -190,7 +190,7 @@ def test_heartbeats_count_the_live_processes() -> None:
     assert [one.beat() for one in several] == [4] * 4
     assert sorted(one.share.process for one in several) == [0, 1, 2, 3]
     assert sum(one.share.units(1001) for one in several) == 1001
-    several[3].goodbye()
+    several[3].leave()
     assert several[0].beat() == 3
     assert several[0].share.processes == 3
 
@@ -250,9 +250,9 @@ def test_heartbeats_continue_until_the_process_ends() -> None:
     assert split("x", "100/h").hit("x")
     other.beat()
     until(lambda: heartbeat.count == 2, "it knows of the other", 5)
-    other.goodbye()
+    other.leave()
     until(lambda: heartbeat.count == 1, "the other is gone", 5)
-    heartbeat.goodbye()
+    heartbeat.leave()
     assert other.beat() == 1
 
 

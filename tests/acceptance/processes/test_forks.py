@@ -297,7 +297,7 @@ def test_a_child_closes_the_connections_of_its_parent(own: Server) -> None:
     send messages that the child never reads.
     """
     everything("x")()
-    listener.wait(BOUND)
+    listener.wait_until_listening(BOUND)
     reading, writing = os.pipe()
     with redis.Redis.from_url(own.url) as direct:
         direct.ping()  # Is not of this package, so that children have it.

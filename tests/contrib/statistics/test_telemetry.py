@@ -83,7 +83,7 @@ def test_requests_and_durations_are_reported_by_rule_and_result() -> None:
     """This holds for every source, in sync and async code. A peek is not reported. Durations are in
     seconds, in the package's own buckets.
     """
-    assert listener.wait(30)  # As it begins to listen, it forgets what was refused.
+    assert listener.wait_until_listening(30)  # As it begins to listen, it forgets what was refused.
     mail = RateLimiter("otel.mail", "3/h")
     for _ in range(3):
         mail.hit("ada")

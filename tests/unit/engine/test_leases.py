@@ -57,7 +57,7 @@ def filled(limit: Limit, units: int) -> Lease:
 
 def returned(lease: Lease) -> tuple[int, int | None] | None:
     """Return the units that the lease gives back, and the moment from which they count."""
-    call = lease.empty()
+    call = lease.drain()
     return call and (call.charges[0].cost, call.hit_at)
 
 
@@ -72,7 +72,7 @@ def test_a_lease_never_holds_more_than_a_batch(clock: Clock) -> None:
     assert state
     assert (state.used, state.remaining) == (81, 919)
     assert lease.is_low
-    call = lease.call()
+    call = lease.refill_call()
     assert (call.charges[0].cost, call.partial) == (81, True)
     lease.add(granted(81, moment=9_000_000), clock.now)
     assert returned(lease) == (100, 9_000_000)
@@ -116,10 +116,10 @@ def test_a_second_hit_within_a_second_begins_a_lease(clock: Clock) -> None:
     held = Leases()
     key = (b"rl:", WHO, WINDOW)
     for _ in range(2):
-        held.note_hit(key)
+        held.record_hit(key)
         clock.now += IDLE_SECONDS
         assert held.find(key) is None
-    held.note_hit(key)
+    held.record_hit(key)
     clock.now += IDLE_SECONDS - 0.1
     assert held.find(key) is not None
     held.drop({b"another"})
