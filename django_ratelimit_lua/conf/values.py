@@ -112,6 +112,7 @@ def check_keys(value: object) -> dict[str, object]:
 
 def check_secrets(value: object) -> tuple[str | bytes, ...]:
     """Check for one secret or a list of them. None stands for those of Django."""
+    secrets: list[Any]
     if value is None:
         secrets = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
     elif isinstance(value, (list, tuple)) and value:
