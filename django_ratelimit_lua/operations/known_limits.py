@@ -102,7 +102,7 @@ class LimitInCode(NamedTuple):
 def limits_in_code() -> list[LimitInCode]:
     """Return all limits in the imported code and in the settings that no rule replaces, by name."""
     rows = RateLimitRule.objects.values_list("name", flat=True)
-    names = {*names_in_code(), *(rule.name for rule in settings_rules())}.describe_difference(rows)
+    names = {*names_in_code(), *(rule.name for rule in settings_rules())}.difference(rows)
     return [limit for name in sorted(names) for limit in limits_named(name)]
 
 
