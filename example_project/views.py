@@ -204,7 +204,7 @@ def limits_at(request: HttpRequest, method: str, path: str) -> str:
     asked.user = request.user
     met = [
         limit.state
-        for limit in explain(asked).met
+        for limit in explain(asked).limits
         if limit.state is not None and limit.name != "everything"
     ]
     if path == "/webhook/":  # Only the view itself uses the limiter.

@@ -21,8 +21,8 @@ from ..operations.explain import (
     Explanation,
     counter_of,
     explained_limits,
-    override_row,
-    without_shared_bans,
+    find_row,
+    unique_charges,
 )
 from ..operations.known_limits import IDENT, KnownLimit, known_limits
 from ..operations.subjects import network_overrides
@@ -83,10 +83,10 @@ def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> E
     listed = [*counted, *_unused(charges, counted, name, bool(identities))]
     planner = _ClientPlanner(listed[:MAX_LISTED], overrides)
     found = Explanation(decide(planner))
-    found.met = explained_limits(planner, lambda charge: _known(charge).reading)
+    found.limits = explained_limits(planner, lambda charge: _known(charge).reading)
     block = find_strongest(overrides, EVERY_RULE, now_us())
     if block is not None and block.effect == "block":
-        found.block = override_row(block)
+        found.block = find_row(block)
     bans = active_bans(MAX_LISTED, digests)
     return ExplainedClient(digest, found, bans, rows[:MAX_LISTED])
 
@@ -192,7 +192,7 @@ def _counted(
     found: dict[DecidedCharge, None] = {}
     for start in range(0, len(counts), AT_ONCE):
         part = counts[start : start + AT_ONCE]
-        peeked = without_shared_bans([count for _charge, count in part])
+        peeked = unique_charges([count for _charge, count in part])
         decided = [DecidedCharge(count, "") for count in peeked]
         run(peeking(decided))
         states = {counter_of(each.charge): each.state for each in decided}
@@ -277,7 +277,7 @@ class _ClientPlanner(Planner):
                 charge = charge._replace(limit=override.limit(charge.limit))
             listed.setdefault(counter_of(charge), planned)
         kept = [*listed.values()]
-        apart = without_shared_bans([planned.charge for planned in kept])
+        apart = unique_charges([planned.charge for planned in kept])
         for planned, charge in zip(kept, apart, strict=True):
             planned.charge = charge
         # A RateLimiter uses no overrides.

@@ -20,7 +20,7 @@ from ..limits.limit import Limit
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitOverride
 from ..operations.confirmations import override_confirmations
-from ..operations.explain import with_tier
+from ..operations.explain import add_tier
 from ..operations.known_limits import known_limits, place_words, rule_names
 from ..rules.overrides import EVERY_RULE
 from .forms import AskingForm, Values
@@ -173,7 +173,7 @@ def override_effects(rule: str, effect: str, rate: str, burst: int | None) -> li
     for known in known_limits():
         if rule not in (EVERY_RULE, known.place):
             continue
-        before = with_tier(known.reading, known.limit)
+        before = add_tier(known.reading, known.limit)
         after = _("every request is refused")
         if parsed is not None:
             after = _changed_words(known.limit, parsed, burst)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from ..conf import conf
 from ..engine import DecidedCharge
@@ -17,11 +17,12 @@ from ..limits.call import Charge
 from ..limits.limit import Limit
 from ..models import RateLimitChange
 from ..store import get_store
+from .formatting import moment_of
 from .history import history_names, record_change
 from .known_limits import known_limits
 
 AT_ONCE = 100
-"""Bans that are read or lifted by one call."""
+"""Maximum number of bans that one call reads or lifts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +69,32 @@ def active_bans(most: int = MAX_LISTED, identities: Collection[str] = ("",)) -> 
     Raises:
         StoreError: Redis is unavailable.
     """
-    begins = tuple(b"%b{%b" % (conf.CACHE_PREFIX, each.encode()) for each in identities)
-    listed = {key: until for key, until in ban_list.read().items() if key.startswith(begins)}
-    keys = list(listed)[:most][::-1]
-    limits = _banning_limits()
-    found = []
+    prefixes = tuple(b"%b{%b" % (conf.CACHE_PREFIX, each.encode()) for each in identities)
+    ends = {key: until for key, until in ban_list.read().items() if key.startswith(prefixes)}
+    keys = list(ends)[:most]
+    keys.reverse()  # The list begins with the latest end.
     texts = read_descriptions(keys)
-    for key in keys:
-        digest, part = _digest_and_part(key)
-        entry = json.loads(texts.get(key, b"{}"))
-        found.append(
-            ActiveBan(
-                limit=entry.get("limit") or part.removesuffix(b":ban").decode(errors="replace"),
-                rule=entry.get("rule") or "",
-                identity=digest.decode(),
-                who=[(kind, value) for kind, value in entry.get("who", ())],
-                since=_datetime(entry.get("since", 0)),
-                until=_datetime(listed[key]),
-                offences=entry.get("offences", 0),
-                times=entry.get("times", 0),
-                why=entry.get("why", ""),
-                key=key,
-                known=limits.get(part),
-            )
-        )
-    return found
+    limits = _banning_limits()
+    return [_read_ban(key, ends[key], texts.get(key, b"{}"), limits) for key in keys]
 
 
-def _datetime(microseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+def _read_ban(key: bytes, until: int, description: bytes, limits: dict[bytes, Limit]) -> ActiveBan:
+    """Return the ban with this key from its end, in microseconds, and its description in JSON."""
+    digest, part = _digest_and_part(key)
+    entry = json.loads(description)
+    return ActiveBan(
+        limit=entry.get("limit") or part.removesuffix(b":ban").decode(errors="replace"),
+        rule=entry.get("rule") or "",
+        identity=digest.decode(),
+        who=[(kind, value) for kind, value in entry.get("who", ())],
+        since=moment_of(entry.get("since", 0)),
+        until=moment_of(until),
+        offences=entry.get("offences", 0),
+        times=entry.get("times", 0),
+        why=entry.get("why", ""),
+        key=key,
+        known=limits.get(part),
+    )
 
 
 def _digest_and_part(key: bytes) -> tuple[bytes, bytes]:
@@ -108,17 +106,17 @@ def _digest_and_part(key: bytes) -> tuple[bytes, bytes]:
 def _banning_limits() -> dict[bytes, Limit]:
     """Return the limits of this site that ban, by the ends of the keys of their bans."""
     limits: dict[bytes, Limit] = {}
-    for each in known_limits():
-        if each.limit.ban is not None:  # A rule's come first.
-            limits.setdefault(each.limit.ban.key_part, each.limit)
+    for known in known_limits():
+        if known.limit.ban is not None:  # Those of rules come first.
+            limits.setdefault(known.limit.ban.key_part, known.limit)
     return limits
 
 
-def _charge(key: bytes, limits: dict[bytes, Limit]) -> Charge:
-    """Return the charge of the ban with this key.
+def _ban_charge(key: bytes, limits: dict[bytes, Limit]) -> Charge:
+    """Return the charge that reads or lifts the ban with this key.
 
-    If this process does not have the limit, another stands for it, under which earlier bans are
-    remembered for longer.
+    If this process does not know the limit, another stands for it. That one keeps earlier bans for
+    ten years, so that the unknown limit loses none.
     """
     digest, part = _digest_and_part(key)
     limit = limits.get(part)
@@ -137,25 +135,29 @@ def scan_bans() -> None:
         StoreError: Redis is unavailable.
     """
     listed = ban_list.read()
-    keys = get_store(background=True).find_keys(conf.CACHE_PREFIX + b"{", b"*}:*:ban")
+    stored = get_store(background=True).find_keys(conf.CACHE_PREFIX + b"{", b"*}:*:ban")
     limits = _banning_limits()
-    every = sorted(keys | listed.keys())
-    for start in range(0, len(every), AT_ONCE):
-        part = every[start : start + AT_ONCE]
-        charges = {key: DecidedCharge(_charge(key, limits), "") for key in part}
-        decision = run(peeking([*charges.values()]))
-        bans = [(key, decided.state.ban) for key, decided in charges.items()]
-        held = {key: ban for key, ban in bans if ban is not None and ban.until}
-        found = {}
-        texts = read_descriptions(held)
-        for key, ban in held.items():
-            listed_ban = ListedBan.of(ban, decision.moment)
-            found[key] = listed_ban._replace(description=texts.get(key, listed_ban.description))
-        if found:
-            ban_list.write(found)
-        gone = [key for key in part if key not in held]
-        if gone:
-            ban_list.remove(gone)
+    keys = sorted(stored | listed.keys())
+    for start in range(0, len(keys), AT_ONCE):
+        _repair_list(keys[start : start + AT_ONCE], limits)
+
+
+def _repair_list(keys: Sequence[bytes], limits: dict[bytes, Limit]) -> None:
+    """List those of these bans that are in force, and remove the others from the list."""
+    charges = {key: DecidedCharge(_ban_charge(key, limits), "") for key in keys}
+    decision = run(peeking(list(charges.values())))
+    bans = {key: decided.state.ban for key, decided in charges.items()}
+    active = {key: ban for key, ban in bans.items() if ban is not None and ban.until}
+    texts = read_descriptions(active)
+    entries = {}
+    for key, ban in active.items():
+        entry = ListedBan.of(ban, decision.moment)
+        entries[key] = entry._replace(description=texts.get(key, entry.description))
+    if entries:
+        ban_list.write(entries)
+    ended = [key for key in keys if key not in active]
+    if ended:
+        ban_list.remove(ended)
 
 
 def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
@@ -173,13 +175,13 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
     try:
         for start in range(0, len(bans), AT_ONCE):
             part = bans[start : start + AT_ONCE]
-            charges = [DecidedCharge(_charge(each.key, limits), each.limit) for each in part]
+            charges = [DecidedCharge(_ban_charge(ban.key, limits), ban.limit) for ban in part]
             run(unbanning(charges, forget=forget))
             lifted += part
     finally:  # If Redis stops answering, some of them are lifted.
         if lifted:
-            after = history_names({active.identity: active.who for active in lifted})
+            after = history_names({ban.identity: ban.who for ban in lifted})
             if forget:
                 after["forget"] = True
-            names = [active.limit for active in lifted]
+            names = [ban.limit for ban in lifted]
             record_change(RateLimitChange.Action.UNBANNED, names, after)

@@ -19,7 +19,7 @@ from ..engine import DecidedCharge
 from ..engine.decide import build_call, decide, deciding_call, forgetting, now_us
 from ..engine.run import run
 from ..exceptions import StoreError
-from ..identity.names import Name, shown
+from ..identity.names import Name, Part, shown
 from ..identity.request_state import request_state
 from ..identity.routes import resolved
 from ..limits.call import Charge
@@ -92,13 +92,15 @@ class ExplainedLimit(NamedTuple):
 class Explanation:
     """All limits of a request.
 
+    - `decision`: the first refusal, or the last decision;
+    - `limits`: the limits that apply, in the order in which they are decided;
     - `exempt`: the rule, or "the view", that exempts it from rules;
     - `block`: the override that blocks it without any rule;
     - `notes`: the rules and other code that are not decided here, and why.
     """
 
     decision: Decision
-    met: list[ExplainedLimit] = field(default_factory=list)
+    limits: list[ExplainedLimit] = field(default_factory=list)
     exempt: str | None = None
     block: RateLimitOverride | None = None
     notes: list[str] = field(default_factory=list)
@@ -115,13 +117,13 @@ def explain(request: HttpRequest) -> Explanation:
         reload_ruleset()
     state = request_state(request)
     counted = state.counted
-    state.counted = {}
+    state.counted = {}  # Rules that were counted for the request are explained as well.
     explainer = _Explainer(request)
     try:
-        explainer.run()
+        explainer.explain_site()
     finally:
         state.counted = counted
-    return explainer.found
+    return explainer.explanation
 
 
 class _Explainer:
@@ -129,112 +131,123 @@ class _Explainer:
 
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
-        self.found = Explanation(Decision(True))
+        self.explanation = Explanation(Decision(True))
 
-    def run(self) -> None:
+    def explain_site(self) -> None:
+        """Explain the rules of the middleware, then the limits of the view."""
         self._explain_rules()
         match = resolved(self.request)
         if match is None:
-            self._note(_("No URL pattern matches this path."))
+            self._add_note(_("No URL pattern matches this path."))
         else:
             self._explain_view(match)
 
     def _explain_rules(self) -> None:
-        is_applied = _is_applied()
+        has_middleware = _has_middleware()
         planner = RequestPlanner(
             self.request,
-            self._applied if is_applied else self._ignored,
+            self._find_places if has_middleware else self._skip_rules,
             operation="peek",
-            has_blocks=is_applied,
-            on_error=self._on_error,
+            has_blocks=has_middleware,
+            on_error=self._add_error,
         )
         self._decide(planner)
 
-    def _applied(self, ruleset: Ruleset) -> list[Place] | None:
+    def _find_places(self, ruleset: Ruleset) -> list[Place] | None:
+        """Return the rules that the middleware applies; None if the request is exempt."""
         matching = ruleset.matching(self.request)
         exempting = [rule.name for rule in matching if rule.template is None]
         if is_exempt(self.request):
             exempting.insert(0, "the view")
-        self.found.exempt = next(iter(exempting), None)
+        self.explanation.exempt = next(iter(exempting), None)
         return None if exempting else [Place(matching)]
 
-    def _ignored(self, ruleset: Ruleset) -> list[Place]:
+    def _skip_rules(self, ruleset: Ruleset) -> list[Place]:
+        """Return no rules, as there is no middleware, and note that if one would apply."""
         if ruleset.matching(self.request):
-            self._note(_("No middleware applies rules: RateLimitMiddleware is not in MIDDLEWARE."))
+            text = _("No middleware applies rules: RateLimitMiddleware is not in MIDDLEWARE.")
+            self._add_note(text)
         return []
 
     def _explain_view(self, match: ResolverMatch) -> None:
+        """Explain the decorators and throttles of a view, in the order of their decisions."""
         view = match.func
-        method = self.request.method or ""
-        here = inspect_view(view, method)
-        self._explain_stacks(here, view, is_before=True)
-        if here.has_throttles:  # They come in between, and determine the user.
-            self._explain_throttles(here, match)
-        self._explain_stacks(here, view, is_before=False)
-        for name in here.unknown:
+        limits = inspect_view(view, self.request.method or "")
+        for stack in limits.stacks:
+            if stack.method in BEFORE_METHODS:
+                self._explain_stack(stack, view)
+        if limits.has_throttles:  # They come in between, and determine the user.
+            self._explain_throttles(limits, match)
+        for stack in limits.stacks:
+            if stack.method not in BEFORE_METHODS:
+                self._explain_stack(stack, view)
+        for name in limits.unknown:
             text = _("Unknown: whether the view calls %(name)s, which has limits.")
-            self._note(text % {"name": name})
+            self._add_note(text % {"name": name})
 
-    def _explain_stacks(self, here: ViewLimits, view: object, *, is_before: bool) -> None:
-        for stack in here.stacks:
-            if (stack.method in BEFORE_METHODS) is is_before and self._is_reached(view, stack):
-                planner = RequestPlanner(
-                    self.request, stack.rules, stack.group, "peek", on_error=self._on_error
-                )
-                self._decide(planner, is_advice=not stack.blocks)
+    def _explain_stack(self, stack: Stack, view: object) -> None:
+        """Explain the decorators of a function, unless a login check would stop the request."""
+        if is_behind_login(view, stack) and not is_logged_in(self.request):
+            text = _("Not checked: limits for logged-in users. Enter a user to see them.")
+            self._add_note(text)
+            return
+        planner = RequestPlanner(
+            self.request, stack.rules, stack.group, "peek", on_error=self._add_error
+        )
+        self._decide(planner, is_advice=not stack.blocks)
 
-    def _is_reached(self, view: object, placed: Stack) -> bool:
-        if not is_behind_login(view, placed) or is_logged_in(self.request):
-            return True
-        self._note(_("Not checked: limits for logged-in users. Enter a user to see them."))
-        return False
-
-    def _explain_throttles(self, here: ViewLimits, match: ResolverMatch) -> None:
+    def _explain_throttles(self, limits: ViewLimits, match: ResolverMatch) -> None:
+        """Explain this package's throttles of a view, and note those of others."""
         try:
-            view = prepared_view(here.class_view, match, self.request)
+            view = prepared_view(limits.class_view, match, self.request)
             throttles = view.get_throttles()
-        except Exception as error:
-            self._on_error(_("throttles of the view"), error)
+        except Exception as error:  # The project's code may raise anything.
+            self._add_error(_("throttles of the view"), error)
             return
         ours = []
         for throttle in throttles:
-            if not getattr(throttle, "is_decided_together", False):
+            if getattr(throttle, "is_decided_together", False):
+                ours.append(throttle)
+            else:
                 text = _("Not checked: %(name)s, a throttle that decides by itself.")
-                self._note(text % {"name": dotted_name(type(throttle))})
-                continue
-            ours.append(throttle)
+                self._add_note(text % {"name": dotted_name(type(throttle))})
         if ours:
             self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
 
-    def _note(self, text: str) -> None:
-        if text not in self.found.notes:  # By newer rules it is planned once more.
-            self.found.notes.append(text)
+    def _add_note(self, text: str) -> None:
+        if text not in self.explanation.notes:  # By newer rules it is planned once more.
+            self.explanation.notes.append(text)
 
-    def _on_error(self, name: str, error: Exception) -> None:
-        self._note(f"{name}: {type(error).__name__}: {error}")
+    def _add_error(self, name: str, error: Exception) -> None:
+        self._add_note(f"{name}: {type(error).__name__}: {error}")
 
     def _decide(self, planner: Planner, *, is_advice: bool = False) -> None:
-        """Decide without counting, and add the limits."""
+        """Decide without counting, and add the limits.
+
+        Args:
+            planner: Plans the decision.
+            is_advice: Whether the view reads the decision, and may ignore it.
+        """
         try:
             decision = decide(planner)
         except REFUSED as error:  # A function of the project raised it; Django answers it.
-            self._on_error(_("refused by the site"), error)
+            self._add_error(_("refused by the site"), error)
             return
-        found = self.found
-        if found.block is None and any(each.charge.limit is NOTHING for each in planner.charges):
-            found.block = override_row(
-                find_strongest(_found_overrides(planner), EVERY_RULE, now_us())
-            )
-        found.met += explained_limits(planner, _reading, is_advice=is_advice)
+        explanation = self.explanation
+        if explanation.block is None:
+            explanation.block = _blocking_row(planner)
+        explanation.limits += explained_limits(planner, _describe_charge, is_advice=is_advice)
         counted = request_state(self.request).counted
         for planned in planner.gathered:
             if planned.rule is not None:
                 counted[planned.rule.name] = None  # A later decision does not count it again.
-        if found.decision.allowed and decision.limits and (decision.allowed or not is_advice):
-            found.decision = decision
+        is_refused = not explanation.decision.allowed
+        is_ignored = is_advice and not decision.allowed
+        if decision.limits and not is_refused and not is_ignored:
+            explanation.decision = decision
 
 
-def _is_applied() -> bool:
+def _has_middleware() -> bool:
     """Return whether a middleware applies rules: this package's, or a subclass of it."""
     return any(
         dotted_name(cls) == MIDDLEWARE
@@ -244,46 +257,46 @@ def _is_applied() -> bool:
 
 
 def explained_limits(
-    planner: Planner, reading_of: Callable[[DecidedCharge], str], *, is_advice: bool = False
+    planner: Planner, describe: Callable[[DecidedCharge], str], *, is_advice: bool = False
 ) -> list[ExplainedLimit]:
     """Return the gathered charges of a planner with the results of its decision.
 
-    `reading_of` returns the sentence that describes the limit of a charge.
+    `describe` returns the sentence that describes the limit of a charge.
     """
     ruleset = planner.ruleset
     if ruleset is None:  # Rate limiting is switched off.
         return []
-    known = _found_overrides(planner)
+    overrides = _overrides_of(planner)
     states = {counter_of(decided.charge): decided.state for decided in planner.charges}
     names = {planned.charge.limit.name for planned in planner.gathered}
     explained = []
     for planned in planner.gathered:
         limit = planned.charge.limit
         rule = ruleset.by_name.get(planned.name)
-        override = find_strongest(known, planned.name, now_us())
+        override = find_strongest(overrides, planned.name, now_us())
         is_skipped = False
         if override is not None and override.rate is not None:
             charge = planned.charge._replace(limit=override.limit(limit))
             is_skipped = charge.limit is limit
             planned = replace(planned, charge=charge)
-        rates = [each for each in known if each.rate is not None and each.rule == planned.name]
+        rates = [each for each in overrides if each.rate is not None and each.rule == planned.name]
         explained.append(
             ExplainedLimit(
-                limit.name,
-                with_tier(reading_of(planned), limit),
-                "code" if rule is None else rule.source,
-                planned,
-                _counts(limit, planned.rule, rates, names),
-                states.get(counter_of(planned.charge)),
-                override_row(override),
-                is_skipped,
-                is_advice,
+                name=limit.name,
+                reading=add_tier(describe(planned), limit),
+                source="code" if rule is None else rule.source,
+                planned=planned,
+                counts=_counting_limits(limit, planned.rule, rates, names),
+                state=states.get(counter_of(planned.charge)),
+                override=find_row(override),
+                is_skipped=is_skipped,
+                is_advice=is_advice,
             )
         )
     return explained
 
 
-def _counts(
+def _counting_limits(
     limit: Limit, rule: Rule | None, overrides: Sequence[Override], names: Collection[str]
 ) -> list[Limit]:
     """Return the limits under which a client of this limit may have a count.
@@ -296,18 +309,26 @@ def _counts(
         limits += [each for template in templates for each in template.limits(rule.name)]
     limits = [each for each in limits if each.name == limit.name or each.name not in names]
     limits += [override.limit(each) for each in limits for override in overrides]
-    return [*{each.key_part: each for each in reversed(limits)}.values()]
+    # Of limits with one count, the first stays.
+    return list({each.key_part: each for each in reversed(limits)}.values())
 
 
-def with_tier(reading: str, limit: Limit) -> str:
+def add_tier(reading: str, limit: Limit) -> str:
     """Return the sentence that describes a limit, with the name of its tier, if it is of one."""
     if not limit.tier:
         return reading
     return _("%(limit)s (tier %(tier)s)") % {"limit": reading, "tier": limit.tier}
 
 
-def _found_overrides(planner: Planner) -> list[Override]:
+def _overrides_of(planner: Planner) -> list[Override]:
     return [override for party in planner.parties for override in party.overrides]
+
+
+def _blocking_row(planner: Planner) -> RateLimitOverride | None:
+    """Return the override that blocks the request without any rule, if one does."""
+    if all(decided.charge.limit is not NOTHING for decided in planner.charges):
+        return None
+    return find_row(find_strongest(_overrides_of(planner), EVERY_RULE, now_us()))
 
 
 def counter_of(charge: Charge) -> tuple[bytes, bytes]:
@@ -315,8 +336,8 @@ def counter_of(charge: Charge) -> tuple[bytes, bytes]:
     return charge.digest, charge.limit.key_part
 
 
-def _reading(planned: DecidedCharge) -> str:
-    """Return the sentence of a limit: that of its rule, or one made of its rate."""
+def _describe_charge(planned: DecidedCharge) -> str:
+    """Return the sentence of a charge's limit: that of its rule, or one made of its rate."""
     rate = str(planned.charge.limit.rate)
     rule = planned.rule
     if rule is None:
@@ -329,7 +350,7 @@ def _reading(planned: DecidedCharge) -> str:
     return describe_spec({"rate": rate, "key": key.name.split("+"), "group": planned.name})
 
 
-def override_row(override: Override | None) -> RateLimitOverride | None:
+def find_row(override: Override | None) -> RateLimitOverride | None:
     """Return the stored row of an override; None if it was deleted."""
     if override is None:
         return None
@@ -356,9 +377,9 @@ def reset_counts(
     Raises:
         StoreError: Redis is unavailable.
     """
-    # Also if an override or a tier applies: its end brings back what was counted before.
-    limits = [limit for limit in explanation.met if names is None or limit.name in names]
-    charges = without_shared_bans(
+    limits = [limit for limit in explanation.limits if names is None or limit.name in names]
+    # With the counts of other tiers and overrides, which continue when the present one ends.
+    charges = unique_charges(
         [limit.charge._replace(limit=count) for limit in limits for count in limit.counts]
     )
     if not charges:
@@ -367,19 +388,18 @@ def reset_counts(
     if counted.source == "fallback":
         raise StoreError(_("Redis is unavailable"))
     run(forgetting(build_call(charges, "peek"), strict=True))
-    states = [state.name for state in counted.limits if state.used or state.reset_after]
-    done = [*dict.fromkeys(states)]
-    if done:
-        identities = {limit.charge.digest.decode(): limit.planned.identity for limit in limits}
-        clients = {
-            digest: who.get(digest, ()) if identity is None else shown(identity)
-            for digest, identity in identities.items()
-        }
-        record_change(RateLimitChange.Action.ENDED, done, history_names(clients))
-    return done
+    used = [state.name for state in counted.limits if state.used or state.reset_after]
+    if used:
+        names_by_digest: dict[str, Sequence[Part]] = {}
+        for limit in limits:
+            digest = limit.charge.digest.decode()
+            identity = limit.planned.identity
+            names_by_digest[digest] = who.get(digest, ()) if identity is None else shown(identity)
+        record_change(RateLimitChange.Action.ENDED, used, history_names(names_by_digest))
+    return list(dict.fromkeys(used))
 
 
-def without_shared_bans(charges: Sequence[Charge]) -> list[Charge]:
+def unique_charges(charges: Sequence[Charge]) -> list[Charge]:
     """Return the charges in a form that one call accepts: each count and each ban once."""
     counts = {counter_of(charge): charge for charge in charges}
     bans: set[tuple[bytes, bytes]] = set()

@@ -43,40 +43,37 @@ def place_words(name: str) -> str:
     A limit that is named by its view is shown as the view and its line: "Login.dispatch, line 86".
     All other names stay as they are.
     """
-    found = _source(name)
-    if found is None:
-        return name_words(name)
-    place, line = found
-    return _("%(place)s, line %(line)s") % {"place": place, "line": line}
-
-
-@lru_cache(maxsize=4096)
-def _source(name: str) -> tuple[str, int] | None:
-    """Return the view that a dotted name stands for, without its module, and its line."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         module = sys.modules.get(".".join(parts[:end]))
         if module is not None:
-            line = _line(module, parts[end:])
+            line = _find_line(module, tuple(parts[end:]))
             if line:
-                return ".".join(parts[end:]), line
+                return _("%(place)s, line %(line)s") % {
+                    "place": ".".join(parts[end:]),
+                    "line": line,
+                }
             break
-    return None
+    return name_words(name)
 
 
-def _line(module: Any, path: list[str]) -> int:
-    """Return the line of a function or a class in a module; 0 if it is not known."""
+@lru_cache(maxsize=4096)
+def _find_line(module: Any, path: tuple[str, ...]) -> int:
+    """Return the line of a function or a class in a module; 0 if it is not known.
+
+    For a name inside a class that is not a function of the module, it is the line of the class.
+    """
     line = 0
-    found = module
+    member = module
     for part in path:
-        found = vars(found).get(part)
-        function = inspect.unwrap(found) if callable(found) else None
+        member = vars(member).get(part)
+        function = inspect.unwrap(member) if callable(member) else None
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:
             return function.__code__.co_firstlineno
-        if not isinstance(found, type):
+        if not isinstance(member, type):
             break
         try:
-            line = inspect.getsourcelines(found)[1]
+            line = inspect.getsourcelines(member)[1]
         except (OSError, TypeError):  # Its source is not available.
             break
     return line
@@ -115,21 +112,17 @@ def limits_named(name: str) -> list[LimitInCode]:
     sites = known_call_sites.get(name)
     if not sites and known_call_sites.knows(name):
         return [LimitInCode(name, _("only the name is known"))]
-    return [
-        LimitInCode(name, _site_words(site), _place(name, site), number)
-        for number, site in enumerate(sites)
-    ]
+    return [_limit_at(site, name, number) for number, site in enumerate(sites)]
 
 
-def _site_words(site: CallSite) -> str:
+def _limit_at(site: CallSite, name: str, number: int) -> LimitInCode:
+    """Return the limit of a call site, which is in this place among those of the same name."""
     rates = rate_words([rate_text(rate) for rate in site.rates])
-    return _("%(rate)s per %(client)s") % {"rate": rates, "client": site.describe_client()}
-
-
-def _place(name: str, site: CallSite) -> str:
-    if site.place == name:
-        return ""
-    return place_words(site.place)
+    words = _("%(rate)s per %(client)s") % {"rate": rates, "client": site.describe_client()}
+    place = ""
+    if site.place != name:
+        place = place_words(site.place)
+    return LimitInCode(name, words, place, number)
 
 
 def names_in_code() -> list[str]:
@@ -181,10 +174,10 @@ class KnownLimit(NamedTuple):
 def known_limits() -> Iterator[KnownLimit]:
     """Yield the limits of this site that this process knows, those of rules first."""
     for rule in reload_ruleset().rules:
-        keys = [site.key for site in known_call_sites.get(rule.name)]
         if rule.key is not None:
-            keys = [rule.key.name]
-        key = next(iter(keys), "")
+            key = rule.key.name
+        else:  # The rule replaces call sites, and counts as they do.
+            key = next((site.key for site in known_call_sites.get(rule.name)), "")
         for limit in constant_limits(rule):
             yield KnownLimit(limit.name, rule.source, "", rule, limit, rule.name, key)
     discover_call_sites()
@@ -195,28 +188,31 @@ def known_limits() -> Iterator[KnownLimit]:
             for limit in site.limits:
                 words = describe_spec({"rate": str(limit.rate), "key": site.key.split("+")})
                 yield KnownLimit(limit.name, "code", words, None, limit, name, site.key)
-    yield from _of_throttles()
+    yield from _throttle_limits()
 
 
-def _of_throttles() -> Iterator[KnownLimit]:
+def _throttle_limits() -> Iterator[KnownLimit]:
     """Yield the limits of throttles on views of Django REST framework, if it is installed."""
     for pattern, _space in url_patterns():
         view: Any = pattern.callback
         cls: Any = getattr(view, "cls", None)
         if not hasattr(cls, "throttle_classes"):
             continue
-        for throttle in view.initkwargs.get("throttle_classes", cls.throttle_classes):
+        for throttle_class in view.initkwargs.get("throttle_classes", cls.throttle_classes):
             with suppress(Exception):  # It may need more than there is here, or is not ours.
-                ours = throttle()
-                for limit in ours.limits_on(cls(**view.initkwargs)):
-                    key, form = _throttle_key(ours)
-                    given = {"rate": str(limit.rate), "key": key, "group": ours.name}
-                    words = describe_spec(given)
-                    yield KnownLimit(limit.name, "code", words, None, limit, ours.name, key, form)
+                throttle = throttle_class()
+                key, form = _throttle_key(throttle)
+                name = throttle.name
+                for limit in throttle.limits_on(cls(**view.initkwargs)):
+                    words = describe_spec({"rate": str(limit.rate), "key": key, "group": name})
+                    yield KnownLimit(limit.name, "code", words, None, limit, name, key, form)
 
 
 def _throttle_key(throttle: Any) -> tuple[str, str]:
-    """Return the key of a throttle and the form of its identities; empty if it is the project's."""
+    """Return the `key` and the `identity_form` of a throttle's limits.
+
+    Both are empty if the project's own code makes the identities.
+    """
     if not type(throttle).get_cache_key.__module__.startswith(_PACKAGE):
         return "", ""
     return "user_or_ip", throttle.cache_format % {"scope": throttle.scope, "ident": IDENT}
@@ -248,19 +244,19 @@ def open_reference(text: str) -> OpenedReference:
     Raises:
         BadReferenceError: It is not a reference.
     """
-    found = parse_reference(text)
-    limits: Iterable[KnownLimit] = ()
+    reference = parse_reference(text)
+    limits: dict[object, KnownLimit] = {}
     overrides: Iterable[RateLimitOverride] = ()
-    if found.is_block:
-        overrides = RateLimitOverride.objects.filter(subject__startswith=found.digest_prefix)
+    if reference.is_block:
+        overrides = RateLimitOverride.objects.filter(subject__startswith=reference.digest_prefix)
     else:
-        known = [limit for limit in known_limits() if found.is_of(limit.name)]
-        limits = {(limit.name, limit.source, limit.reading): limit for limit in known}.values()
+        known = [limit for limit in known_limits() if reference.is_of(limit.name)]
+        limits = {(limit.name, limit.source, limit.reading): limit for limit in known}
     return OpenedReference(
-        found.text,
-        datetime.datetime.fromtimestamp(found.moment, datetime.UTC),
-        tuple(limits),
-        found.is_block,
-        tuple(overrides),
-        found.digest_prefix,
+        reference=reference.text,
+        at=datetime.datetime.fromtimestamp(reference.moment, datetime.UTC),
+        limits=tuple(limits.values()),
+        is_block=reference.is_block,
+        overrides=tuple(overrides),
+        digest_prefix=reference.digest_prefix,
     )

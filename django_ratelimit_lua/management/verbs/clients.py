@@ -190,7 +190,7 @@ def _unblock(command: Printer, options: VerbOptions) -> None:
 )
 def _reset(command: Printer, options: VerbOptions) -> None:
     explanation = explain(described(options))
-    names = {limit.name: None for limit in explanation.met}
+    names = {limit.name: None for limit in explanation.limits}
     wanted = options["limit"] or names
     unknown = ", ".join(repr(name) for name in sorted(wanted) if name not in names)
     if unknown:

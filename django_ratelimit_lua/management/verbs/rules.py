@@ -101,7 +101,7 @@ def _explain(command: Printer, options: VerbOptions) -> None:
     if explanation.block is not None:
         block = explanation.block
         command.say(f"all requests of this client are blocked: override {block.pk} ({block})")
-    for limit in explanation.met:
+    for limit in explanation.limits:
         command.say(f"{limit.name} ({limit.source}): {limit.reading}")
         override = limit.override
         if override is not None:
@@ -114,7 +114,7 @@ def _explain(command: Printer, options: VerbOptions) -> None:
             if limit.is_advice and not limit.state.allowed:
                 text += ", but the view decides"
             command.say(text)
-    if not any((explanation.met, explanation.exempt, explanation.block, explanation.notes)):
+    if not any((explanation.limits, explanation.exempt, explanation.block, explanation.notes)):
         command.say("No rule applies.")
     for line in (*explanation.notes, verdict(explanation)):
         command.say(line)

@@ -316,7 +316,7 @@ def test_explained_limits_are_the_counted_limits(name: str) -> None:
     statuses = [visit(case, name) for _ in range(3)]
     explanation = explained()
     assert explanation.notes == []
-    used = sorted(limit.state.used for limit in explanation.met if limit.state is not None)
+    used = sorted(limit.state.used for limit in explanation.limits if limit.state is not None)
     assert len(used) == case.count
     if not case.count:
         assert (statuses, explanation.decision.allowed, reset_counts(explanation)) == (
@@ -329,8 +329,8 @@ def test_explained_limits_are_the_counted_limits(name: str) -> None:
     assert statuses == [200] * rate + [429] * (3 - rate)
     assert not explanation.decision.allowed
     assert min(used) >= rate
-    assert {limit.charge.limit.rate.limit for limit in explanation.met if limit.refuses} == {rate}
-    assert sorted(reset_counts(explanation)) == sorted(limit.name for limit in explanation.met)
+    assert {limit.charge.limit.rate.limit for limit in explanation.limits if limit.refuses} == {rate}
+    assert sorted(reset_counts(explanation)) == sorted(limit.name for limit in explanation.limits)
     assert explained().decision.allowed
     assert reset_counts(explained()) == []
     assert visit(case, name) == 200
@@ -350,7 +350,7 @@ def test_rules_are_explained_only_if_they_apply(has_middleware: bool, settings: 
             place,
             statuses,
         )
-        assert [limit.name for limit in explanation.met] == ["two"] * is_limited
+        assert [limit.name for limit in explanation.limits] == ["two"] * is_limited
         assert (
             any("is not in MIDDLEWARE" in note for note in explanation.notes) is not has_middleware
         )
@@ -394,7 +394,7 @@ def test_code_that_cannot_be_evaluated_is_named() -> None:
 def test_a_limit_that_cannot_be_found_is_reported_as_unknown() -> None:
     """The function and the command report it as unknown instead of "no limit"."""
     explanation = explain(build_request("/hides/", address=ADDRESS))
-    assert explanation.met == []
+    assert explanation.limits == []
     note = "Unknown: whether the view calls OnMethod.get, which has limits."
     assert explanation.notes == [note]
     out = io.StringIO()
@@ -447,11 +447,11 @@ def test_a_request_that_the_site_refuses_is_explained() -> None:
 def test_custom_throttles_are_named() -> None:
     """A throttle with its own `allow_request` is not evaluated. One with its own key is."""
     explanation = explain(build_request("/picky/"))
-    assert explanation.met == []
+    assert explanation.limits == []
     assert "Picky, a throttle that decides by itself" in explanation.notes[0]
     assert [Client().get("/keyed/").status_code for _ in range(2)] == [200, 429]
     explanation = explain(build_request("/keyed/"))
-    assert [limit.refuses for limit in explanation.met] == [True]
+    assert [limit.refuses for limit in explanation.limits] == [True]
 
 
 @pytest.mark.parametrize("name", ["closed", "gated"])
@@ -469,7 +469,7 @@ def test_limits_behind_a_login_are_explained_for_signed_in_users_only(
     assert not explain(build_request(f"/{name}/", address=ADDRESS, user=ada)).decision.allowed
     assert Client(REMOTE_ADDR=ADDRESS).get(f"/{name}/").status_code == 302
     explanation = explain(build_request(f"/{name}/", address=ADDRESS))
-    assert (explanation.decision.allowed, explanation.met) == (True, [])
+    assert (explanation.decision.allowed, explanation.limits) == (True, [])
     assert explanation.notes[0].endswith("Enter a user to see them.")
 
 
@@ -477,6 +477,6 @@ def test_an_advisory_limit_is_explained_as_not_refusing() -> None:
     """The limit is exceeded, but does not refuse."""
     assert [Client(REMOTE_ADDR=ADDRESS).get("/advice/").status_code for _ in range(3)] == [200] * 3
     explanation = explain(build_request("/advice/", address=ADDRESS))
-    (limit,) = explanation.met
+    (limit,) = explanation.limits
     assert (limit.state.allowed, limit.is_advice, limit.refuses) == (False, True, False)
     assert explanation.decision.allowed

@@ -132,12 +132,12 @@ def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
     """Under the name in the statistics, exactly the refused client is found."""
     refused(where, REMOTE_ADDR="203.0.113.1")
     prefix = open_reference(refused(where, REMOTE_ADDR="203.0.113.77")).digest_prefix
-    met = explain(build_request(where, address="203.0.113.77")).met
+    met = explain(build_request(where, address="203.0.113.77")).limits
     digests = {limit.charge.digest.decode() for limit in met} or {deep.peek().identity.decode()}
     (digest,) = [digest for digest in digests if digest.startswith(prefix)]
     explained = explain_client(digest, place)
     # Limits of 0 that other tests have declared in this process refuse everybody.
-    refusals = [met for met in explained.found.met if met.refuses]
+    refusals = [met for met in explained.found.limits if met.refuses]
     (refusing,) = [met for met in refusals if met.state is not None and met.state.limit]
     assert refusing.state is not None
     assert (refusing.state.used, refusing.state.limit, refusing.charge.digest) == (
@@ -146,10 +146,10 @@ def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
         digest.encode(),
     )
     stranger = explain_client("0" * 32, place)
-    assert not [met for met in stranger.found.met if met.state is not None and met.state.used]
-    assert {met.state.used for met in stranger.found.met if met.state is not None} == {0}
-    assert refusing.name in [met.name for met in explain_client(digest).found.met]
-    assert not [met for met in explain_client("0" * 32).found.met if met.state and met.state.limit]
+    assert not [met for met in stranger.found.limits if met.state is not None and met.state.used]
+    assert {met.state.used for met in stranger.found.limits if met.state is not None} == {0}
+    assert refusing.name in [met.name for met in explain_client(digest).found.limits]
+    assert not [met for met in explain_client("0" * 32).found.limits if met.state and met.state.limit]
 
 
 def test_a_reference_finds_the_current_rule() -> None:

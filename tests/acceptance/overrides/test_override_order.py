@@ -151,7 +151,7 @@ def test_a_rule_named_block_is_not_a_block() -> None:
     for address in ("10.0.0.6", "10.0.0.7", "10.0.0.8"):
         found = explain(build_request("/free/", address=address))
         assert found.block is None
-        assert [met.name for met in found.met] == ["block"]
+        assert [met.name for met in found.limits] == ["block"]
     blocked = RateLimitOverride.objects.create(network="10.0.0.9", effect="block")
     assert explain(build_request("/enforced/", address="10.0.0.9")).block == blocked
 
@@ -168,7 +168,7 @@ def test_an_override_of_a_call_site_lifts_no_block_for_all_rules(effect: str) ->
     found = explain(build_request("/site/", address="10.0.0.7"))
     assert not found.decision.allowed
     assert found.block is not None
-    assert [met.override.effect for met in found.met] == [effect]
+    assert [met.override.effect for met in found.limits] == [effect]
 
 
 def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
@@ -182,7 +182,7 @@ def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
         RateLimitOverride.objects.create(network="10.0.0.7", rule=name, rate="3/m")
     assert Client(REMOTE_ADDR="10.0.0.7").get("/free/").json() == {"day": 5, "minute": 3}
     found = explain(build_request("/free/", address="10.0.0.7"))
-    assert {met.name: met.is_skipped for met in found.met} == {"day": True, "minute": False}
+    assert {met.name: met.is_skipped for met in found.limits} == {"day": True, "minute": False}
     assert (
         said("explain", "--path", "/free/", "--ip", "10.0.0.7").count("skipped, as it does not fit")
         == 1

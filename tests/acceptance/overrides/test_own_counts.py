@@ -100,13 +100,13 @@ def met(client: str, address: str = "") -> list[ExplainedLimit]:
     """Return the limits of the rule on the page of a client. Other limits may refuse any client."""
     parts = [("ip", address)] if address else []
     found = explain_client(client, parts=parts).found
-    return [limit for limit in found.met if limit.planned.name == "own"]
+    return [limit for limit in found.limits if limit.planned.name == "own"]
 
 
 def used(cookie: str = "") -> list[int]:
     """Return the units that the limits of a request show as used."""
     request = RequestFactory().get("/ok", REMOTE_ADDR=ADDRESS, HTTP_COOKIE=cookie)
-    return [limit.state.used for limit in explain(request).met if limit.state]
+    return [limit.state.used for limit in explain(request).limits if limit.state]
 
 
 def test_a_rate_from_a_function_has_a_count_of_its_own(settings: Any) -> None:
