@@ -329,7 +329,9 @@ def test_explained_limits_are_the_counted_limits(name: str) -> None:
     assert statuses == [200] * rate + [429] * (3 - rate)
     assert not explanation.decision.allowed
     assert min(used) >= rate
-    assert {limit.charge.limit.rate.limit for limit in explanation.limits if limit.refuses} == {rate}
+    assert {limit.charge.limit.rate.limit for limit in explanation.limits if limit.refuses} == {
+        rate
+    }
     assert sorted(reset_counts(explanation)) == sorted(limit.name for limit in explanation.limits)
     assert explained().decision.allowed
     assert reset_counts(explained()) == []

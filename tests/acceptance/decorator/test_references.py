@@ -149,7 +149,9 @@ def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
     assert not [met for met in stranger.found.limits if met.state is not None and met.state.used]
     assert {met.state.used for met in stranger.found.limits if met.state is not None} == {0}
     assert refusing.name in [met.name for met in explain_client(digest).found.limits]
-    assert not [met for met in explain_client("0" * 32).found.limits if met.state and met.state.limit]
+    assert not [
+        met for met in explain_client("0" * 32).found.limits if met.state and met.state.limit
+    ]
 
 
 def test_a_reference_finds_the_current_rule() -> None:
