@@ -8,10 +8,10 @@ from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
 from .limits.rate import Rate
 from .rules.conditions import ALL, UNSAFE
-from .version import __version__ as __version__
 from .views.exempt import ratelimit_exempt
 from .web.usage import LimitUsage, ausage, usage, usage_view
 
+__version__ = "1.0.0rc1"
 __all__ = [
     "ALL",
     "UNSAFE",

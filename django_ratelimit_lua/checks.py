@@ -342,7 +342,7 @@ def check_proxies(**kwargs: object) -> Iterator[CheckMessage]:
 def check_conditions(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that networks can be read, and that the waiting time of requests is known."""
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
-        yield from map(UNREAD_NETWORK.message, networks.read())
+        yield from map(UNREAD_NETWORK.message, networks.refresh())
         yield from _no_waiting_time([rule.spec for rule in _valid_rules()])
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 
 from .engine.decide import adecide, decide
-from .engine.holding import await_turn, wait_turn
+from .engine.holding import Held, await_turn, wait_turn
 from .engine.run import arun, await_to_end, finish_interrupted, logging_errors, run
 from .exceptions import Ratelimited
 from .identity.keys import KeyLike
+from .limits.decision import Decision
 from .limits.options import Options
 from .limits.rate import LimitError
 from .rules.conditions import ALL, UNSAFE
@@ -30,7 +31,6 @@ from .views.inspection import (
     default_group,
     stack_of,
 )
-from .web.holding import hold_slots, watch_body
 from .web.plan import RequestPlanner
 from .web.responses import (
     add_ratelimit_headers,
@@ -38,7 +38,7 @@ from .web.responses import (
     attach_decision,
     refused_response,
 )
-from .web.settlement import settle
+from .web.settlement import hold_slots, settle, watch_body
 
 View = TypeVar("View", bound=Callable[..., object])
 
@@ -127,7 +127,7 @@ class _Ratelimit:
             )
 
         def decorate(view: View) -> View:
-            return cast(View, _checked(view, rule, fallback, durable=durable))
+            return cast(View, _limit_view(view, rule, fallback, durable=durable))
 
         return decorate
 
@@ -151,7 +151,7 @@ def is_async(view: object) -> bool:
     )
 
 
-def _check_function(view: Callable[..., object]) -> None:
+def _raise_if_unlimitable(view: Callable[..., object]) -> None:
     """Raise `LimitError` if the decorator would limit nothing here, or not a request."""
     if isinstance(view, type):
         remedy = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
@@ -165,10 +165,10 @@ def _check_function(view: Callable[..., object]) -> None:
     arguments = view.__code__.co_varnames[: view.__code__.co_argcount]
     is_in_class = view.__qualname__.rpartition(".")[0][-1:] not in ("", ">")
     if is_in_class and arguments[:1] in (("self",), ("cls",)):
-        raise _on_method(view)
+        raise _method_error(view)
 
 
-def _on_method(view: Callable[..., object]) -> LimitError:
+def _method_error(view: Callable[..., object]) -> LimitError:
     name = getattr(view, "__qualname__", repr(view))
     return LimitError(
         f"@ratelimit on {name}: its first argument is not a request. On a method, use "
@@ -177,19 +177,23 @@ def _on_method(view: Callable[..., object]) -> LimitError:
     )
 
 
-def _checked(
+def _limit_view(
     view: Callable[..., Any], rule: Rule, fallback: object, *, durable: bool
 ) -> Callable[..., object]:
-    # Directly above another @ratelimit, one function decides both, in one call.
-    _check_function(view)
-    below = stack_of(view)
+    """Return the view with a limit.
+
+    Directly above another `@ratelimit`, one function decides both limits, in one call.
+    """
+    _raise_if_unlimitable(view)
     rules: tuple[Rule, ...] = (rule,)
-    checked = view
+    target = view
+    below = stack_of(view)
     if below is not None:
-        checked, rules = below.view, (rule, *below.rules)
+        rules = (rule, *below.rules)
+        target = below.view
         if fallback is NO_FALLBACK:
             fallback = below.fallback
-    group = default_group(checked)
+    group = default_group(target)
     template = rule.template
     if (
         template is not None
@@ -199,15 +203,33 @@ def _checked(
         known_call_sites.add(rule.group or group, CallSite.of(rule, group))
         if durable:
             known_call_sites.mark_durable(rule.name_at(group))
-    if problem := async_mismatch(fallback, is_async=is_async(checked)):
+    is_coroutine = is_async(target)
+    if problem := async_mismatch(fallback, is_async=is_coroutine):
         raise LimitError(f"fallback {problem}", "fallback")
+    wrap = _wrap_coroutine_function if is_coroutine else _wrap_function
+    wrapper = wrap(view, target, rules, group, fallback)
+    return attach_stack(Stack(wrapper, target, rules, group, fallback))
+
+
+def _wrap_function(
+    decorated: Callable[..., object],
+    view: Callable[..., object],
+    rules: Sequence[Rule],
+    group: str,
+    fallback: object,
+) -> Callable[..., object]:
+    """Return a function that decides the rules before it calls the view.
+
+    It replaces the `decorated` function, which is the view, or the wrapper of another decorator
+    whose rules are among these.
+    """
     blocks = any(rule.block for rule in rules)
     settles = any(rule.settles for rule in rules)
 
-    @functools.wraps(view)
-    def checker(request: HttpRequest, *args: object, **kwargs: object) -> object:
+    @functools.wraps(decorated)
+    def limited(request: HttpRequest, *args: object, **kwargs: object) -> object:
         if not hasattr(request, "META"):
-            raise _on_method(view)
+            raise _method_error(decorated)
         planner = RequestPlanner(request, rules, group, call_site=rules, once=True)
         decision = decide(planner)
         charges = planner.charges
@@ -222,28 +244,54 @@ def _checked(
                 return add_ratelimit_headers(request, answer)
             held = None
             if [decided for decided in charges if decided.slot]:
-                held = hold_slots(request, decision, charges)
+                held = hold_slots(request, planner.state, decision, charges)
             if blocks and decision.wait > 0:
                 wait_turn(decision.wait, charges)
-            if not settles and held is None:
-                return add_ratelimit_headers(request, checked(request, *args, **kwargs))
-            try:
-                response = checked(request, *args, **kwargs)
-            except BaseException as error:
-                with logging_errors(error):
-                    run(settle(request, error, decision, charges, held))
-                raise
-            run(settle(request, response, decision, charges))
-            if held is not None:
-                response = watch_body(request, response)
+            if settles or held is not None:
+                call = functools.partial(view, request, *args, **kwargs)
+                response = _call_and_settle(call, planner, decision, held)
+            else:
+                response = view(request, *args, **kwargs)
             return add_ratelimit_headers(request, response)
         finally:
             running.remove(charges)
 
-    @functools.wraps(view)
-    async def achecker(request: HttpRequest, *args: object, **kwargs: object) -> object:
+    return limited
+
+
+def _call_and_settle(
+    call: Callable[[], object], planner: RequestPlanner, decision: Decision, held: Held | None
+) -> object:
+    """Call a view, and settle the charges by its response, or by the exception that it raises."""
+    request = planner.request
+    state = planner.state
+    try:
+        response = call()
+    except BaseException as error:
+        with logging_errors(error):
+            run(settle(request, state, error, decision, planner.charges, held))
+        raise
+    run(settle(request, state, response, decision, planner.charges))
+    if held is None:
+        return response
+    return watch_body(state, response)
+
+
+def _wrap_coroutine_function(
+    decorated: Callable[..., object],
+    view: Callable[..., Awaitable[object]],
+    rules: Sequence[Rule],
+    group: str,
+    fallback: object,
+) -> Callable[..., object]:
+    """`_wrap_function`, for a view that is a coroutine function."""
+    blocks = any(rule.block for rule in rules)
+    settles = any(rule.settles for rule in rules)
+
+    @functools.wraps(decorated)
+    async def limited(request: HttpRequest, *args: object, **kwargs: object) -> object:
         if not hasattr(request, "META"):
-            raise _on_method(view)
+            raise _method_error(decorated)
         planner = RequestPlanner(request, rules, group, call_site=rules, once=True)
         decision = await adecide(planner)
         charges = planner.charges
@@ -260,30 +308,45 @@ def _checked(
                 return add_ratelimit_headers(request, answer)
             held = None
             if [decided for decided in charges if decided.slot]:
-                held = hold_slots(request, decision, charges)
+                held = hold_slots(request, planner.state, decision, charges)
             if blocks and decision.wait > 0:
                 await await_turn(decision.wait, charges)
-            if not settles and held is None:
-                return add_ratelimit_headers(request, await checked(request, *args, **kwargs))
-            try:
-                response = await checked(request, *args, **kwargs)
-            except BaseException as error:
-                await finish_interrupted(error, settle(request, error, decision, charges, held))
-                raise
-            try:
-                await await_to_end(arun(settle(request, response, decision, charges)))
-            except BaseException as error:
-                if held is not None:  # No caller gets the response, so it may never be closed.
-                    await finish_interrupted(error, held.releasing())
-                raise
-            if held is not None:
-                response = watch_body(request, response)
+            if settles or held is not None:
+                call = functools.partial(view, request, *args, **kwargs)
+                response = await _acall_and_settle(call, planner, decision, held)
+            else:
+                response = await view(request, *args, **kwargs)
             return add_ratelimit_headers(request, response)
         finally:
             running.remove(charges)
 
-    wrapper: Callable[..., object] = achecker if is_async(checked) else checker
-    return attach_stack(Stack(wrapper, checked, rules, group, fallback))
+    return limited
+
+
+async def _acall_and_settle(
+    call: Callable[[], Awaitable[object]],
+    planner: RequestPlanner,
+    decision: Decision,
+    held: Held | None,
+) -> object:
+    """`_call_and_settle`, for coroutines."""
+    request = planner.request
+    state = planner.state
+    charges = planner.charges
+    try:
+        response = await call()
+    except BaseException as error:
+        await finish_interrupted(error, settle(request, state, error, decision, charges, held))
+        raise
+    try:
+        await await_to_end(arun(settle(request, state, response, decision, charges)))
+    except BaseException as error:
+        if held is not None:  # No caller gets the response, so it may never be closed.
+            await finish_interrupted(error, held.releasing())
+        raise
+    if held is None:
+        return response
+    return watch_body(state, response)
 
 
 def in_thread(fallback: object) -> Any:

@@ -14,13 +14,12 @@ from .engine.decide import deciding
 from .engine.holding import waiting_turn
 from .engine.run import Wait, Waiting, arun, logging_errors, run
 from .exceptions import Ratelimited
-from .identity.request_state import request_state
-from .identity.routes import was_foreseen
+from .identity.request_state import RequestState, request_state
+from .identity.routes import is_expected_view
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset, settings_rules
 from .store import Deadline
 from .views.exempt import is_exempt
-from .web.holding import hold_slots, release_left, releasing, watch_body
 from .web.plan import Place, RequestPlanner
 from .web.refusal import details_of
 from .web.responses import (
@@ -30,8 +29,10 @@ from .web.responses import (
     refusing,
     too_many_requests,
 )
+from .web.settlement import arelease_after_error, hold_slots, releasing, watch_body
 
-_Choose = Callable[[HttpRequest, Ruleset], list[Rule] | None]
+_Choose = Callable[[HttpRequest, RequestState, Ruleset], list[Rule] | None]
+"""Returns the rules to decide, or None if a rule exempts the request."""
 
 
 class RateLimitMiddleware:
@@ -60,50 +61,60 @@ class RateLimitMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self.is_async:
             return self._acall(request)
-        running = request_state(request).running
-        running.append(())
+        state = request_state(request)
+        state.running.append(())
         try:
-            response = self._refused(request, _now)
+            response = self._apply_rules(request, state, _choose_early)
             if response is None:
-                try:
-                    response = cast(HttpResponseBase, self.get_response(request))
-                except BaseException as error:
-                    with logging_errors(error):
-                        run(releasing(request))
-                    raise
-            return self._with_headers(request, response)
+                response = self._get_response(request, state)
+            return _finish_response(request, state, response)
         finally:
-            running.remove(())
+            state.running.remove(())
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        running = request_state(request).running
-        running.append(())
+        state = request_state(request)
+        state.running.append(())
         try:
-            response = await self._arefused(request, _now)
+            response = await self._aapply_rules(request, state, _choose_early)
             if response is None:
-                try:
-                    response = cast(HttpResponseBase, await self.get_response(request))
-                except BaseException as error:
-                    await release_left(request, error)
-                    raise
-            return self._with_headers(request, response)
+                response = await self._aget_response(request, state)
+            return _finish_response(request, state, response)
         finally:
-            running.remove(())
+            state.running.remove(())
+
+    def _get_response(self, request: HttpRequest, state: RequestState) -> HttpResponseBase:
+        """Return the response of the view. If there is none, the slots are released."""
+        try:
+            return cast(HttpResponseBase, self.get_response(request))
+        except BaseException as error:
+            with logging_errors(error):
+                run(releasing(state))
+            raise
+
+    async def _aget_response(self, request: HttpRequest, state: RequestState) -> HttpResponseBase:
+        """`_get_response`, for coroutines."""
+        try:
+            return cast(HttpResponseBase, await self.get_response(request))
+        except BaseException as error:
+            await arelease_after_error(state, error)
+            raise
 
     def process_view(
         self, request: HttpRequest, view: object, args: object, kwargs: object
     ) -> HttpResponseBase | Awaitable[HttpResponseBase | None] | None:
         """Apply the rules that need the user or the session, and those of an unexpected view."""
-        if not _waits(request):
+        state = request_state(request)
+        if not _take_postponed(request, state):
             return None
-        return self._refused(request, _later)
+        return self._apply_rules(request, state, _choose_postponed)
 
     async def _aprocess_view(
         self, request: HttpRequest, view: object, args: object, kwargs: object
     ) -> HttpResponseBase | None:
-        if not _waits(request):
+        state = request_state(request)
+        if not _take_postponed(request, state):
             return None
-        return await self._arefused(request, _later)
+        return await self._aapply_rules(request, state, _choose_postponed)
 
     def process_exception(
         self, request: HttpRequest, exception: Exception
@@ -116,37 +127,55 @@ class RateLimitMiddleware:
             return None
         return run(compose(request, details))
 
-    def _refused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
+    def _apply_rules(
+        self, request: HttpRequest, state: RequestState, choose: _Choose
+    ) -> HttpResponseBase | None:
+        """Decide the chosen rules, and return the response if they refuse the request."""
         if is_exempt(request):
             return None
         deadline = Deadline(conf.TIMEOUT)
-        return run(_refusing(request, choose, deadline), deadline)
+        return run(_applying_rules(request, state, choose, deadline), deadline)
 
-    async def _arefused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
+    async def _aapply_rules(
+        self, request: HttpRequest, state: RequestState, choose: _Choose
+    ) -> HttpResponseBase | None:
+        """`_apply_rules`, for coroutines."""
         if is_exempt(request):
             return None
         deadline = Deadline(conf.TIMEOUT)
-        return await arun(_refusing(request, choose, deadline), deadline)
-
-    @staticmethod
-    def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        state = request_state(request)
-        if state.held:
-            watch_body(request, response)
-        if state.device_cookie:
-            response.set_cookie(**state.device_cookie)
-        if hasattr(request, "ratelimit"):
-            return add_ratelimit_headers(request, response)
-        return response
+        return await arun(_applying_rules(request, state, choose, deadline), deadline)
 
 
-def _refusing(
-    request: HttpRequest, choose: _Choose, deadline: Deadline
+def _finish_response(
+    request: HttpRequest, state: RequestState, response: HttpResponseBase
+) -> HttpResponseBase:
+    """Add the cookie and the headers, and release slots if the body raises."""
+    if state.held:
+        watch_body(state, response)
+    if state.device_cookie:
+        response.set_cookie(**state.device_cookie)
+    if hasattr(request, "ratelimit"):
+        return add_ratelimit_headers(request, response)
+    return response
+
+
+def _applying_rules(
+    request: HttpRequest, state: RequestState, choose: _Choose, deadline: Deadline
 ) -> Waiting[HttpResponseBase | None]:
-    """Return the response to a request that rules refuse, or None."""
-    planner = _planner(request, choose)
+    """Decide the chosen rules, and wait for the turn of the request.
+
+    Return the response if the rules refuse it, or None.
+    """
+
+    def choose_places(ruleset: Ruleset) -> list[Place] | None:
+        rules = choose(request, state, ruleset)
+        if rules is None:
+            return None
+        return [Place(rules)]
+
+    planner = RequestPlanner(request, choose_places, has_blocks=True)
     decision = yield from deciding(planner, deadline)
-    hold_slots(request, decision, planner.charges)
+    hold_slots(request, state, decision, planner.charges)
     if decision and decision.wait > 0:
         yield from waiting_turn(decision.wait, planner.charges)
     if decision.limits:
@@ -161,17 +190,7 @@ def _refusing(
     return response
 
 
-def _planner(request: HttpRequest, choose: _Choose) -> RequestPlanner:
-    def places(ruleset: Ruleset) -> list[Place] | None:
-        rules = choose(request, ruleset)
-        if rules is None:
-            return None
-        return [Place(rules)]
-
-    return RequestPlanner(request, places, has_blocks=True)
-
-
-def _matching(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
+def _match_rules(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
     """Return the rules that match a request, or None if one of them exempts the request."""
     rules = ruleset.matching(request)
     if any(rule.template is None for rule in rules):
@@ -179,40 +198,47 @@ def _matching(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
     return rules
 
 
-def _now(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
-    """Return the rules that can be decided now: all, or those without the user and the session."""
-    rules = _matching(request, ruleset)
+def _choose_early(request: HttpRequest, state: RequestState, ruleset: Ruleset) -> list[Rule] | None:
+    """Choose the rules that need neither the user nor the session, unless both are known.
+
+    The others are postponed until `process_view`.
+    """
+    rules = _match_rules(request, ruleset)
     if rules is None or (hasattr(request, "user") and hasattr(request, "session")):
         return rules
-    now = [rule for rule in rules if not _needs_more(rule, request)]
-    request_state(request).waits = len(now) < len(rules)
-    return now
+    early = [rule for rule in rules if not _must_wait(rule, request)]
+    state.has_postponed_rules = len(early) < len(rules)
+    return early
 
 
-def _waits(request: HttpRequest) -> bool:
-    state = request_state(request)
-    waits, state.waits = state.waits, False
-    return waits or not was_foreseen(request)
-
-
-def _later(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
-    """Return the rules that need the user or the session.
-
-    If a middleware below has chosen another URLconf or language, Django has resolved another view
-    than expected. In that case, return all rules for that view: they were not applied yet, and the
-    identities of keys that use the route differ.
-    """
-    rules = _matching(request, ruleset)
-    if not rules or was_foreseen(request):
-        return rules and [rule for rule in rules if rule.needs_user or rule.needs_session]
-    counted = request_state(request).counted
-    for rule in rules:
-        if rule.needs_route:
-            counted.pop(rule.name, None)
-    return rules
-
-
-def _needs_more(rule: Rule, request: HttpRequest) -> bool:
+def _must_wait(rule: Rule, request: HttpRequest) -> bool:
     """Return whether a rule needs the user or the session from a middleware below."""
     needs_user = rule.needs_user and not hasattr(request, "user")
     return needs_user or (rule.needs_session and not hasattr(request, "session"))
+
+
+def _take_postponed(request: HttpRequest, state: RequestState) -> bool:
+    """Return whether rules are to be decided before the view. The next call returns false."""
+    has_postponed_rules = state.has_postponed_rules
+    state.has_postponed_rules = False
+    return has_postponed_rules or not is_expected_view(request, state)
+
+
+def _choose_postponed(
+    request: HttpRequest, state: RequestState, ruleset: Ruleset
+) -> list[Rule] | None:
+    """Choose the rules that need the user or the session.
+
+    If a middleware below has chosen another URLconf or language, Django has resolved another view
+    than expected. In that case, choose all rules for that view: they were not applied yet, and the
+    identities of keys that use the route differ.
+    """
+    rules = _match_rules(request, ruleset)
+    if not rules:
+        return rules
+    if is_expected_view(request, state):
+        return [rule for rule in rules if rule.needs_user or rule.needs_session]
+    for rule in rules:
+        if rule.needs_route:
+            state.counted.pop(rule.name, None)
+    return rules

@@ -13,7 +13,7 @@ from pygments.lexers import LuaLexer
 
 django.setup()
 
-from django_ratelimit_lua.version import __version__  # noqa: E402
+from django_ratelimit_lua import __version__  # noqa: E402
 
 project = "django_ratelimit_lua"
 copyright = "2026, the django_ratelimit_lua authors"

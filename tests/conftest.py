@@ -32,7 +32,7 @@ from django_ratelimit_lua.extension import is_installed
 from django_ratelimit_lua.process.tasks import Task, stop
 from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.views.call_sites import known_call_sites
-from django_ratelimit_lua.web.refusal_log import refusal_log
+from django_ratelimit_lua.web.reference import refusal_log
 from tests.annexes import annexes_of, path_of
 from tests.examples import SHARE
 from tests.support.processes import fork_servers

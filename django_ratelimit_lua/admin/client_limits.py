@@ -11,9 +11,9 @@ from ..engine.decide import decide, now_us, peeking
 from ..engine.run import Wait, run
 from ..identity import Identity, secrets_by_id
 from ..identity import digest as digest_of
-from ..identity.forwarded import Address, network_words, parse_address, parse_network
+from ..identity.address import Address, network_words, parse_address, parse_network
 from ..identity.keys import split_prefix
-from ..identity.names import NOTHING, Part, original, supplied_identity
+from ..identity.names import NOTHING, Part, supplied_identity, unmark_identity
 from ..limits.call import Charge
 from ..models import RateLimitOverride
 from ..operations.bans import ActiveBan, active_bans
@@ -174,7 +174,7 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
             identity = supplied_identity(text, identity)
         counted = digest
         if identity is not None:
-            counted = _digest(original(identity))
+            counted = _digest(unmark_identity(identity))
         charge = Charge(known.limit, counted.encode())
         decided = DecidedCharge(charge, known.place, known.rule, known, identity)
         charges.setdefault(counter_of(charge), decided)

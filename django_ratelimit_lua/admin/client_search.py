@@ -11,8 +11,7 @@ from django.contrib.auth.models import User
 
 from ..conf.values import Network
 from ..identity import digest as digest_of
-from ..identity.address import address_as
-from ..identity.forwarded import parse_address, parse_network
+from ..identity.address import parse_address, parse_client_address, parse_network
 from ..identity.keys import field_identity, split_field, split_prefix
 from ..identity.names import Name, Part
 from ..operations.known_limits import known_limits
@@ -86,7 +85,7 @@ def computed_clients(text: str) -> list[FoundClient]:
         return []
     values: dict[str, str] = {}
     for address in addresses:
-        values["ip"] = address_as(address, "").network or ""
+        values["ip"] = parse_client_address(address, "").network or ""
     user = find_user(value) if value else None
     if user is not None:
         values["user"] = str(user.pk)

@@ -17,8 +17,8 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity import is_digest
-from ..identity.forwarded import overlaps
-from ..identity.names import Name, shown
+from ..identity.address import overlaps
+from ..identity.names import Name, display_name
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride
@@ -27,8 +27,8 @@ from ..operations.explain import ExplainedLimit, reset_counts
 from ..operations.formatting import moment_words
 from ..operations.known_limits import open_reference, place_words
 from ..operations.subjects import Subject, add_override, end_overrides
-from ..web.durations import duration_words
 from ..web.reference import BadReferenceError
+from ..web.refusal import duration_words
 from .bans import LIFTED, ban_key, lift_ban
 from .client_limits import MAX_LISTED, ExplainedClient, explain_client, overrides_of
 from .client_search import (
@@ -339,7 +339,7 @@ def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> l
         digest = limit.charge.digest.decode()
         name = parts
         if digest != client.digest:
-            name = shown(limit.planned.identity)
+            name = display_name(limit.planned.identity)
             (words,) = readable_parts(request, [name])
             row |= {"of": link_words(words, digest), "url": client_url(request, digest)}
         row["limit_url"] = override_url(request, digest, name, limit.counted_as)

@@ -14,8 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..identity import digest, secrets_by_id
-from ..identity.address import client_address
-from ..identity.forwarded import covers, parse_address
+from ..identity.address import client_address, covers, parse_address
 from ..limits.limit import Limit
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitOverride

@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import StoreError
-from ..identity.forwarded import overlaps
+from ..identity.address import overlaps
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride
 from ..operations.formatting import moment_element

@@ -27,7 +27,7 @@ from ..rules.options import option_table
 from ..rules.template import LimitTemplate
 from ..store import get_store
 from ..views.call_sites import constant_limits, known_call_sites, place_problems
-from ..web.durations import duration_words
+from ..web.refusal import duration_words
 from .forms import RuleForm
 from .identities import override_words
 from .pages import Context

@@ -20,7 +20,7 @@ from asgiref.sync import sync_to_async
 
 from ..conf import conf, on_change
 from ..exceptions import StoreError
-from ..identity.names import printable, shown
+from ..identity.names import printable
 from ..limits.ban import Ban
 from ..limits.call import Call
 from ..limits.decision import Decision
@@ -214,7 +214,7 @@ def report_bans(
 
 def _list_ban(ban: Ban, decided: DecidedCharge, moment: int, **description: object) -> None:
     """Add a new ban to the list."""
-    client = shown(decided.identity)
+    client = display_name(decided.identity)
     listed = ListedBan.of(ban, moment, **description, name=decided.name, who=client)
     (key,) = Call([decided.charge], "peek", conf.CACHE_PREFIX).ban_keys()
     ban_list.add(key, listed)
@@ -226,7 +226,7 @@ def _log_ban(ban: Ban, decided: DecidedCharge, request: object, **details: Any) 
     digest = decided.charge.digest
     if not logger.isEnabledFor(logging.WARNING) or not ban_log.admit(limit, digest):
         return
-    parts = [f"{kind}={value}".removeprefix("=") for kind, value in shown(decided.identity)]
+    parts = [f"{kind}={value}".removeprefix("=") for kind, value in display_name(decided.identity)]
     details |= {
         "client": " ".join(parts) or "hidden",
         "identity": digest[:8].decode(),

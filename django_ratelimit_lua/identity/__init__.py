@@ -1,8 +1,8 @@
 """Reads the identity of a client from a request, and computes its digest.
 
+It imports only from the ground floor. It must not know limits, rules or Redis.
+
 An identity is text, bytes, a number, a UUID, None, or a tuple of these. Only its digest is stored.
-This package imports only from floor 1, and does not know limits, rules or
-Redis.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ __all__ = [
     "Identity",
     "address",
     "digest",
-    "forwarded",
+    "fields",
     "keys",
     "names",
     "request_state",
-    "request_values",
 ]
 
 Identity = Union[  # noqa: UP007
@@ -38,7 +37,10 @@ _DIGEST = re.compile(f"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
 
 
 def _encode(identity: object) -> bytes:
-    """Return bytes that no other identity has: every part includes its kind and its length."""
+    """Return bytes that no other identity has: every part includes its kind and its length.
+
+    Raises `TypeError` if the value is not an identity.
+    """
     if isinstance(identity, str):
         part = b"s" + identity.encode("utf-8", "surrogatepass")
     elif identity is None:
@@ -46,7 +48,7 @@ def _encode(identity: object) -> bytes:
     elif isinstance(identity, (tuple, list)):
         parts = [b"t"]
         for item in identity:
-            if type(item) is str:  # Nearly always, and without a call for each.
+            if type(item) is str:  # Most items are text, and a call for each costs time.
                 text = b"s" + item.encode("utf-8", "surrogatepass")
                 parts += (len(text).to_bytes(8, "big"), text)
             else:
@@ -69,15 +71,16 @@ def _encode(identity: object) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def _keyed(secret: str | bytes) -> hashlib.blake2b:
+def _keyed_hash(secret: str | bytes) -> hashlib.blake2b:
+    """Return the hash with the key of a secret, and without content. Copy it before use."""
     key = hashlib.blake2b(force_bytes(secret), digest_size=32, person=b"ratelimit-key").digest()
     return hashlib.blake2b(key=key, digest_size=DIGEST_SIZE)
 
 
 @lru_cache(maxsize=8)
 def _key_id(secret: str | bytes) -> str:
-    hashed = _keyed(secret).copy()
-    hashed.update(b"id")  # No identity is encoded so: each begins with its length.
+    hashed = _keyed_hash(secret).copy()
+    hashed.update(b"id")  # Never a client's digest, because an identity begins with its length.
     return hashed.hexdigest()[:8]
 
 
@@ -112,8 +115,8 @@ def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
     """
     if secret is None:
         secret = conf.KEY_SECRET[0]
-    hashed = _keyed(secret).copy()
-    if type(identity) is str:  # Nearly always, and without a call for it.
+    hashed = _keyed_hash(secret).copy()
+    if type(identity) is str:  # As `_encode` does, without the call.
         part = b"s" + identity.encode("utf-8", "surrogatepass")
         hashed.update(len(part).to_bytes(8, "big") + part)
     else:

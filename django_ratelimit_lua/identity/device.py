@@ -22,9 +22,8 @@ from django.dispatch import receiver
 from django.http import HttpRequest
 from django.utils.crypto import salted_hmac
 
+from .fields import MAX_TEXT_LENGTH, cookie_value
 from .request_state import request_state
-from .request_values import cookie_value
-from .text import MAX_LENGTH
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import User
@@ -53,23 +52,27 @@ class Entry(NamedTuple):
     signed_in_at: float
 
 
-def device_of(request: HttpRequest, name: str) -> tuple[str, ...]:
+def find_device(request: HttpRequest, name: str) -> tuple[str, ...]:
     """Return the user name and the id of the browser if it signed in to the account of that name.
 
-    Otherwise return nothing. The user name is that of the account, so that an address is no second
-    count. The database is queried only if the cookie is valid.
+    Otherwise return an empty tuple. The user name is that of the account, so that its e-mail
+    address does not have a second count. The database is queried only if the cookie is valid.
     """
-    entries = _entries(cookie_value(request, COOKIE))
-    if entries and len(name) <= MAX_LENGTH:
-        user = _account(name)
-        for entry in entries:
-            if user is not None and entry.password in _password_digests(user):
-                return (str(user.get_username()), entry.device)
+    entries = _read_entries(cookie_value(request, COOKIE))
+    if not entries or len(name) > MAX_TEXT_LENGTH:
+        return ()
+    user = _find_account(name)
+    if user is None:
+        return ()
+    passwords = _password_digests(user)
+    for entry in entries:
+        if entry.password in passwords:
+            return (str(user.get_username()), entry.device)
     return ()
 
 
 @receiver(user_logged_in)
-def remember(sender: object, request: Any, user: User, **kwargs: object) -> None:
+def compose_cookie(sender: object, request: Any, user: User, **kwargs: object) -> None:
     """Compose the cookie after a login, for `RateLimitMiddleware`.
 
     A login without a session, such as one by a token, gets no cookie.
@@ -79,11 +82,11 @@ def remember(sender: object, request: Any, user: User, **kwargs: object) -> None
     accounts = _digests(f"{user.pk}")
     passwords = _password_digests(user)
     device = secrets.token_urlsafe(16)
-    entries = _entries(request.COOKIES.get(COOKIE))
-    for entry in entries:
+    earlier = _read_entries(request.COOKIES.get(COOKIE))
+    for entry in earlier:
         if entry.password in passwords:
             device = entry.device
-    others = [entry for entry in entries if entry.account not in accounts]
+    others = [entry for entry in earlier if entry.account not in accounts]
     entries = [Entry(accounts[0], passwords[0], device, time.time()), *others]
     request_state(request).device_cookie = {
         "key": COOKIE,
@@ -95,7 +98,7 @@ def remember(sender: object, request: Any, user: User, **kwargs: object) -> None
     }
 
 
-def _entries(cookie: str | None) -> list[Entry]:
+def _read_entries(cookie: str | None) -> list[Entry]:
     """Return the entries of a cookie, the last login first; none if the cookie was altered."""
     try:
         entries = [Entry(*each) for each in Signer(salt=SALT).unsign_object(cookie or "")]
@@ -104,10 +107,10 @@ def _entries(cookie: str | None) -> list[Entry]:
     return [entry for entry in entries if entry.signed_in_at > time.time() - MAX_AGE]
 
 
-def _account(name: str) -> User | None:
-    """Return the account of that user name or address; None if it could be one of several.
+def _find_account(name: str) -> User | None:
+    """Return the account with that user name or e-mail address; None if there are several.
 
-    Otherwise an attacker could choose the address of another account as user name.
+    An attacker may have chosen the address of another account as user name.
     """
     model = get_user_model()
     name = model.normalize_username(name.strip())
@@ -117,7 +120,7 @@ def _account(name: str) -> User | None:
         matches |= Q(**{f"{email}__iexact": name})
     try:
         users = list(model._default_manager.filter(matches)[:2])
-    except (ValueError, DatabaseError):  # The database cannot compare every text.
+    except (ValueError, DatabaseError):  # The text has characters that no user name can have.
         return None
     return users[0] if len(users) == 1 else None
 
@@ -127,7 +130,7 @@ def _password_digests(user: User) -> list[str]:
 
 
 def _digests(value: str) -> list[str]:
-    """Return the digests of a value, the one by the present key first.
+    """Return the digests of a value by all secret keys of Django, the present one first.
 
     They are compared with signed values only, so the time of a comparison reveals nothing.
     """

@@ -31,12 +31,21 @@ from ..conf.values import accepts, dotted_name, import_lazily
 from ..limits.rate import LimitError
 from . import Identity
 from .address import client_address, subnet
-from .body import UNREAD, Value, data_value, form_value, json_value
+from .fields import (
+    UNREAD,
+    Value,
+    cookie_value,
+    data_value,
+    form_value,
+    header_value,
+    json_value,
+    normalize_number,
+    normalize_text,
+    query_value,
+)
 from .request_state import request_state
-from .request_values import cookie_value, header_value, query_value
-from .routes import known_match, resolved
+from .routes import known_match, resolve_route
 from .session import session_key
-from .text import normalised, number_spelling
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser, User
@@ -97,46 +106,47 @@ class Key:
     functions: tuple[str, ...] = ()
 
 
-def _kwarg(request: HttpRequest, name: str) -> Value:
+def _read_kwarg(request: HttpRequest, name: str) -> Value:
     match = known_match(request)
     if match is None or match.kwargs.get(name) is None:
         return None
     return str(match.kwargs[name])
 
 
-def _user(group: str, request: HttpRequest, user: User | AnonymousUser) -> Identity:
+def _read_user(group: str, request: HttpRequest, user: User | AnonymousUser) -> Identity:
     if not user.is_authenticated:
         return ("user", None)
     return ("user", str(user.pk))
 
 
-def _ip(group: str, request: HttpRequest, user: object) -> Identity:
+def _read_ip(group: str, request: HttpRequest, user: object) -> Identity:
     return ("ip", client_address(request).network)
 
 
-def _subnet(group: str, request: HttpRequest, user: object) -> Identity:
+def _read_subnet(group: str, request: HttpRequest, user: object) -> Identity:
     address = client_address(request).address
     return ("subnet", None if address is None else subnet(address))
 
 
-def _session(group: str, request: HttpRequest, user: object) -> Identity:
+def _read_session(group: str, request: HttpRequest, user: object) -> Identity:
+    """Return the session, or the address if the session is unknown."""
     key = session_key(request)
     if key is None:
-        return _ip(group, request, user)
+        return _read_ip(group, request, user)
     return ("session", key)
 
 
-def _user_or_ip(group: str, request: HttpRequest, user: User | AnonymousUser) -> Identity:
+def _read_user_or_ip(group: str, request: HttpRequest, user: User | AnonymousUser) -> Identity:
     if not user.is_authenticated:
-        return _ip(group, request, user)
-    return _user(group, request, user)
+        return _read_ip(group, request, user)
+    return _read_user(group, request, user)
 
 
-def _path(group: str, request: HttpRequest, user: object) -> Identity:
+def _read_path(group: str, request: HttpRequest, user: object) -> Identity:
     return ("path", request.path_info)
 
 
-def _route(group: str, request: HttpRequest, user: object) -> Identity:
+def _read_route(group: str, request: HttpRequest, user: object) -> Identity:
     return ("route", getattr(known_match(request), "route", None))
 
 
@@ -144,13 +154,13 @@ BUILT_IN = {
     key.name: replace(key, known_to_proxies=True)  # As far as the other attributes allow.
     for key in (
         Key(ALL_CALLERS, lambda group, request, user: None, gettext_lazy("all clients together")),
-        Key("ip", _ip, gettext_lazy("address")),
-        Key("subnet", _subnet, gettext_lazy("subnet")),
-        Key("user", _user, gettext_lazy("user"), needs_user=True, lumps_strangers=True),
-        Key("user_or_ip", _user_or_ip, gettext_lazy("user or address"), needs_user=True),
-        Key("session", _session, gettext_lazy("session"), needs_session=True),
-        Key("path", _path, gettext_lazy("path"), lumps_strangers=True),
-        Key("route", _route, gettext_lazy("route"), needs_route=True, lumps_strangers=True),
+        Key("ip", _read_ip, gettext_lazy("address")),
+        Key("subnet", _read_subnet, gettext_lazy("subnet")),
+        Key("user", _read_user, gettext_lazy("user"), needs_user=True, lumps_strangers=True),
+        Key("user_or_ip", _read_user_or_ip, gettext_lazy("user or address"), needs_user=True),
+        Key("session", _read_session, gettext_lazy("session"), needs_session=True),
+        Key("path", _read_path, gettext_lazy("path"), lumps_strangers=True),
+        Key("route", _read_route, gettext_lazy("route"), needs_route=True, lumps_strangers=True),
     )
 }
 """The keys that need no name of a field."""
@@ -180,7 +190,7 @@ FIELDS: Mapping[str, FieldKind] = {
     "json": FieldKind(json_value, gettext_lazy("JSON field %s"), in_body=True),
     "data": FieldKind(data_value, gettext_lazy("form or JSON field %s"), in_body=True),
     "device": FieldKind(data_value, gettext_lazy("account in %s or its browser"), in_body=True),
-    "kwarg": FieldKind(_kwarg, gettext_lazy("part of the URL %s")),
+    "kwarg": FieldKind(_read_kwarg, gettext_lazy("part of the URL %s")),
 }
 FIELD_FORMS = tuple(f"{kind}:NAME" for kind in FIELDS)
 RESERVED = frozenset({*BUILT_IN, *FIELDS, "exact", "int", "digest", "entry", "network"})
@@ -190,16 +200,35 @@ RESERVED = frozenset({*BUILT_IN, *FIELDS, "exact", "int", "digest", "entry", "ne
 @cache
 def registered_keys() -> Mapping[str, Key]:
     """Return the keys of `RATELIMIT_KEYS` by name. Raises `ImproperlyConfigured`."""
-    return {name: _registered(name, source) for name, source in conf.KEYS.items()}
+    return {name: _compile_registered(name, source) for name, source in conf.KEYS.items()}
 
 
 on_change(("RATELIMIT_KEYS",), registered_keys.cache_clear)
 
 
-def _registered(name: str, source: Any) -> Key:
+def _compile_registered(name: str, source: Any) -> Key:
+    """Return the key for an entry of `RATELIMIT_KEYS`. Raises `ImproperlyConfigured`."""
     setting = f"RATELIMIT_KEYS[{name!r}]"
     if name in RESERVED:
         raise ImproperlyConfigured(f"{setting}: this name is reserved; choose another one")
+    key = _load_registered(name, source, setting)
+    _raise_if_uncallable(setting, key)
+
+    def read(group: str, request: HttpRequest, user: object) -> Identity:
+        supplied = request_state(request).key_values
+        if name in supplied:
+            value = supplied[name]
+        elif key.needs_user:
+            value = key.read(request, user)
+        else:
+            value = key.read(request)
+        return registered_identity(name, value)
+
+    return replace(key, name=name, read=read, label=key.label or name.replace("_", " "))
+
+
+def _load_registered(name: str, source: Any, setting: str) -> Key:
+    """Return the key that is a value of a setting: a function, a `Key`, or a path of one."""
     if isinstance(source, str):
         try:
             source = import_string(source)
@@ -207,27 +236,15 @@ def _registered(name: str, source: Any) -> Key:
             raise ImproperlyConfigured(
                 f"{setting}: {source!r} cannot be imported: {error}"
             ) from error
-    key: Key = source
-    if not isinstance(source, Key):
-        key = Key(name, source)
+    key = source if isinstance(source, Key) else Key(name, source)
     if not callable(key.read):
         raise ImproperlyConfigured(
             f"{setting} is {source!r}; use a function (request), a Key, or a dotted path of one"
         )
-    _check_function(setting, key)
-
-    def read(group: str, request: HttpRequest, user: object) -> Identity:
-        given = request_state(request).key_values
-        if name in given:
-            return registered_identity(name, given[name])
-        if key.needs_user:
-            return registered_identity(name, key.read(request, user))
-        return registered_identity(name, key.read(request))
-
-    return replace(key, name=name, read=read, label=key.label or name.replace("_", " "))
+    return key
 
 
-def _check_function(setting: str, key: Key) -> None:
+def _raise_if_uncallable(setting: str, key: Key) -> None:
     """Raise `ImproperlyConfigured` if a function in `RATELIMIT_KEYS` cannot be called."""
     if iscoroutinefunction(key.read):
         raise ImproperlyConfigured(
@@ -296,36 +313,40 @@ def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
     """
     parts = split_field(field)
     if parts is None:
-        raise _no_field(field)
+        raise _unknown_field_error(field)
     kind, name = parts
     prefix, _ = split_prefix(field)
     if not name:
         return registered_identity(kind, value)
-    if value is None or (prefix == INT and not value.strip()):
+    if value is None:
         return (kind, name, None)
+    if prefix == INT and not value.strip():
+        return (kind, name, None)
+    if prefix == INT and kind in ("json", "data"):
+        value = BOOLEAN_NUMBERS.get(value, value)
     if prefix == INT:
-        if kind in ("json", "data"):
-            value = BOOLEAN_NUMBERS.get(value, value)
-        return (kind, name, number_spelling(value))
+        return (kind, name, normalize_number(value))
     if prefix == EXACT or FIELDS[kind].is_exact:
         return (kind, name, value)
-    return (kind, name, normalised(value) or None)
+    return (kind, name, normalize_text(value) or None)
 
 
-def _field(field: str, kind: str, name: str) -> Key:
-    of_kind = FIELDS[kind]
+def _field_key(field: str, kind: str, name: str) -> Key:
+    """Return the key of a field, which consists of this kind and this name."""
+    field_kind = FIELDS[kind]
     is_kwarg = kind == "kwarg"
     is_device = kind == "device"
     if is_device:
-        from .device import device_of  # It needs django.contrib.auth, and sets cookies from now on.
+        # Imported here, because it needs django.contrib.auth, and from then on sets cookies.
+        from .device import find_device
 
     def read(group: str, request: HttpRequest, user: object) -> Identity:
-        value = of_kind.read(request, name)
+        value = field_kind.read(request, name)
         if value is UNREAD:
-            return _ip(group, request, user)
+            return _read_ip(group, request, user)
         identity = field_identity(field, value)
         if is_device and value is not None:
-            account_and_device = device_of(request, value)
+            account_and_device = find_device(request, value)
             if account_and_device:
                 return (kind, name, *account_and_device)
         return identity
@@ -333,53 +354,53 @@ def _field(field: str, kind: str, name: str) -> Key:
     return Key(
         field,
         read,
-        of_kind.label % name,
+        field_kind.label % name,
         blocks=is_device,
         known_to_proxies=True,
         needs_route=is_kwarg,
-        needs_body=of_kind.in_body,
+        needs_body=field_kind.in_body,
         lumps_strangers=is_kwarg,
     )
 
 
 def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]]:
-    """Return the identity of a request by a field, or none if it is missing or was not read.
+    """Return the identity of a request by a field; an empty list if it is missing or was not read.
 
     Raises `LimitError` for an invalid field. Blocks if it is a registered key whose
     function blocks.
     """
     parts = split_field(field)
     if parts is None:
-        raise _no_field(field)
+        raise _unknown_field_error(field)
     kind, name = parts
     if not name:
         key = registered_keys()[kind]
         user = getattr(request, "user", None)
         if key.needs_user and user is None:
-            raise user_missing()
-        return known_identities(key.read("", request, user))
+            raise user_missing_error()
+        return drop_missing(key.read("", request, user))
     if kind == "kwarg":
-        resolved(request)
+        resolve_route(request)  # `_read_kwarg` reads the result.
     value = FIELDS[kind].read(request, name)
     if value is UNREAD:
         return []
-    return known_identities(field_identity(field, value))
+    return drop_missing(field_identity(field, value))
 
 
-def known_identities(*identities: tuple[str | None, ...]) -> list[tuple[str | None, ...]]:
+def drop_missing(*identities: tuple[str | None, ...]) -> list[tuple[str | None, ...]]:
     """Return the identities that have a value."""
     return [identity for identity in identities if identity[-1] is not None]
 
 
-def _no_field(field: str) -> LimitError:
+def _unknown_field_error(field: str) -> LimitError:
     names = ", ".join([*FIELD_FORMS, *registered_keys()])
     return LimitError(f"Unknown field {field!r}; use {names}", "field")
 
 
-def label_of(name: str) -> str:
+def operator_label(name: str) -> str:
     """Return the name of a key for operators. A field is returned unchanged.
 
-    >>> label_of("ip"), label_of("post:username")
+    >>> operator_label("ip"), key_label("post:username")
     ('address', 'post:username')
     """
     key = BUILT_IN.get(name) or registered_keys().get(name)
@@ -395,15 +416,18 @@ def _function_key(function: Callable[..., object], name: str) -> Key:
     return Key(name, read, name, known_to_proxies=True, functions=(name,))
 
 
-async def _gathered(values: list[object]) -> tuple[object, ...]:
+async def _await_values(values: list[object]) -> tuple[object, ...]:
+    """Return the values, of which some may be awaitable."""
     return tuple([await value if isinstance(value, Awaitable) else value for value in values])
 
 
-def _joined(keys: tuple[Key, ...]) -> Key:
+def _join_keys(keys: tuple[Key, ...]) -> Key:
+    """Return the key whose identity consists of those of several keys."""
+
     def read(group: str, request: HttpRequest, user: object) -> object:
         values = [key.read(group, request, user) for key in keys]
         if any(isinstance(value, Awaitable) for value in values):
-            return _gathered(values)
+            return _await_values(values)
         return tuple(values)
 
     return Key(
@@ -435,25 +459,44 @@ def compile_key(key: KeyLike) -> Key:
         if not accepts(key, "group", "request"):
             raise LimitError(gettext_noop("Key %(key)s must accept (group, request)"), key=name)
         return _function_key(key, name)
+    compiled = None
     if isinstance(key, str):
-        known = BUILT_IN.get(key) or registered_keys().get(key)
-        if known is not None:
-            return known
-        field = split_field(key)
-        if field is not None:
-            return _field(key, field[0], field[1])
-        if ":" not in key and "." in key:
-            return _function_key(import_lazily(key, "Key"), key)
+        compiled = _find_named_key(key)
     elif isinstance(key, (tuple, list)) and key:
-        keys = tuple(map(compile_key, key))
-        if len(keys) > 1 and any(part.name == ALL_CALLERS for part in keys):
-            text = gettext_noop(
-                "Key %(key)r: 'all' counts all clients together; use it alone, or remove it"
-            )
-            raise LimitError(text, "key", key=key)
-        if keys[0].name == ALL_CALLERS:
-            return keys[0]
-        return _joined(keys)
+        compiled = _compile_tuple(key)
+    if compiled is None:
+        raise _unknown_key_error(key)
+    return compiled
+
+
+def _find_named_key(name: str) -> Key | None:
+    """Return the key of a name, a field or a dotted path; None for other text."""
+    key = BUILT_IN.get(name) or registered_keys().get(name)
+    if key is not None:
+        return key
+    field = split_field(name)
+    if field is not None:
+        return _field_key(name, *field)
+    if ":" not in name and "." in name:
+        return _function_key(import_lazily(name, "Key"), name)
+    return None
+
+
+def _compile_tuple(parts: Sequence[KeyLike]) -> Key:
+    """Return the key of a tuple. Raises `LimitError` if 'all' is one of several keys."""
+    keys = tuple(map(compile_key, parts))
+    if len(keys) == 1 and keys[0].name == ALL_CALLERS:
+        return keys[0]
+    if any(key.name == ALL_CALLERS for key in keys):
+        text = gettext_noop(
+            "Key %(key)r: 'all' counts all clients together; use it alone, or remove it"
+        )
+        raise LimitError(text, "key", key=parts)
+    return _join_keys(keys)
+
+
+def _unknown_key_error(key: object) -> LimitError:
+    """Return the error for a key that does not exist, with the accepted forms."""
     names = ", ".join([*BUILT_IN, *FIELD_FORMS])
     site = ", ".join(registered_keys()) or "none yet"
     accepted = (
@@ -461,12 +504,11 @@ def compile_key(key: KeyLike) -> Key:
         f"RATELIMIT_KEYS ({site}), a callable (group, request), its dotted path, or a tuple of "
         "these"
     )
-    raise LimitError(
-        gettext_noop("Unknown key %(key)r; use %(accepted)s"), "key", key=key, accepted=accepted
-    )
+    text = gettext_noop("Unknown key %(key)r; use %(accepted)s")
+    return LimitError(text, "key", key=key, accepted=accepted)
 
 
-def user_missing() -> ImproperlyConfigured:
+def user_missing_error() -> ImproperlyConfigured:
     """Return the error for a key that needs the user, if no middleware sets the user."""
     return ImproperlyConfigured(
         "This key needs request.user: add django.contrib.auth.middleware.AuthenticationMiddleware "

@@ -10,10 +10,12 @@ from pathlib import Path
 from ..conf import conf, on_change
 from ..conf.values import Network, unmapped
 from ..process import Clock
-from .forwarded import Address
+from .address import Address
 
 CHECK_SECONDS = 1.0
 """How often a process checks whether a file has changed."""
+_READ_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""The errors of a file that is missing or malformed."""
 
 
 class NamedNetwork:
@@ -37,39 +39,44 @@ class NamedNetwork:
             for (version, bits), starts in self._starts.items()
         )
 
-    def _set(self, networks: Iterable[Network]) -> None:
+    def _index_ranges(self, networks: Iterable[Network]) -> None:
         """Index the ranges by prefix length, so that each length takes one look-up."""
-        found: dict[tuple[int, int], set[int]] = {}
+        starts: dict[tuple[int, int], set[int]] = {}
         for network in networks:
             bits = network.max_prefixlen - network.prefixlen
             start = int(network.network_address) >> bits
-            found.setdefault((network.version, bits), set()).add(start)
-        self._starts = found
+            starts.setdefault((network.version, bits), set()).add(start)
+        self._starts = starts
         self.is_known = True
 
-    def read(self) -> None:
-        """Read the ranges, of a file only if it has changed."""
+    def refresh(self) -> None:
+        """Read the ranges, of a file only if it has changed. An error sets `problem`."""
         if not isinstance(self._source, Path):
-            self._set(self._source)
+            self._index_ranges(self._source)
             return
         try:
-            status = self._source.stat()
-            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-            if stamp != self._stamp:
-                self._set(_parse(self._source.read_bytes()))
-            self._stamp = stamp
+            self._refresh_file(self._source)
             self.problem = ""
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        except _READ_ERRORS as error:
             self._stamp = ()
             effect = "rules that name it do not apply"
             if self.is_known:
                 effect = "its last valid content stays in force"
             self.problem = f"{self._source} cannot be used ({error!r}): {effect}"
 
+    def _refresh_file(self, path: Path) -> None:
+        """Read a file if it has changed. Raises one of `_READ_ERRORS`."""
+        status = path.stat()
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if stamp != self._stamp:
+            self._index_ranges(_parse_ranges(path.read_bytes()))
+        self._stamp = stamp
 
-def _parse(content: bytes) -> list[Network]:
+
+def _parse_ranges(content: bytes) -> list[Network]:
+    """Return the ranges of a file. Raises one of `_READ_ERRORS`."""
     entries = json.loads(content)["prefixes"]
-    prefixes = [{**entry}.get("ipv4Prefix") or entry["ipv6Prefix"] for entry in entries]
+    prefixes = [entry.get("ipv4Prefix") or entry["ipv6Prefix"] for entry in entries]
     if not prefixes:
         raise ValueError("it has no prefixes")
     return [unmapped(ipaddress.ip_network(str(prefix))) for prefix in prefixes]
@@ -87,22 +94,25 @@ class Networks:
         self._by_name: dict[str, NamedNetwork] = {}
 
     def find(self, name: str) -> NamedNetwork | None:
-        """Return a network, or None if it is unknown or was never read."""
+        """Return a network, or None if it is unknown or was never read.
+
+        If the last refresh is longer ago than `CHECK_SECONDS`, changed files are read first.
+        """
         if Clock.monotonic() >= self._due:
-            self.read()
+            self.refresh()
         network = self._by_name.get(name)
         if network is None or not network.is_known:
             return None
         return network
 
-    def read(self) -> list[str]:
+    def refresh(self) -> list[str]:
         """Read the files that have changed, and return the problems of all files."""
-        # Two threads may do this at once, each completely.
-        by_name = self._by_name or {
-            name: NamedNetwork(source) for name, source in conf.NETWORKS.items()
-        }
+        by_name = self._by_name
+        if not by_name:
+            # If two threads do this at once, each reads all files, and either result is complete.
+            by_name = {name: NamedNetwork(source) for name, source in conf.NETWORKS.items()}
         for network in by_name.values():
-            network.read()
+            network.refresh()
         self._by_name = by_name
         self._due = Clock.monotonic() + CHECK_SECONDS
         return [

@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.http import HttpRequest
 from django.urls import ResolverMatch
+
+from ..conf import conf
+from ..process import Clock
+from .address import is_trusted_peer
+
+MAX_WAITED_SECONDS = 60.0
+"""Longer waiting times are ignored: the clocks of the hosts probably differ."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -19,15 +27,16 @@ class RequestState:
     """The data of one request, from the middleware to the end of its view.
 
     - `counted`: the rules that were counted for it, each with its call site;
-    - `running`: the charges of each decorator, until its view has ended; nothing for the
-      middleware, which is the outermost. An empty list: the request has ended;
+    - `running`: the charges of each decorator, until its view has ended, and an empty tuple for
+      the middleware. An empty list: the request has ended;
     - `charged`: the counters that `cost_after` has charged for it;
-    - `waits`: whether some rules wait until the user and the session are known;
+    - `has_postponed_rules`: whether some rules wait until the user and the session are known;
     - `throttles`: the decision about all throttles of its DRF view;
     - `held`: the slots that it holds;
     - `groups`: a user, and the names of this user's Django groups;
     - `key_values`: values of registered keys, by name, that an operator or a service has supplied;
-    - `looked_ahead`, `ahead`: whether its route was resolved before Django did, and the result;
+    - `is_route_resolved`, `early_match`: whether its route was resolved before Django did, and the
+      result;
     - `fields`: the result of parsing its body;
     - `waited`: the seconds that it waited before this process began with it (None: not known), once
       `is_wait_measured`;
@@ -41,13 +50,13 @@ class RequestState:
     counted: dict[str, object] = field(default_factory=dict)
     running: list[Sequence[Any]] = field(default_factory=list)
     charged: set[tuple[bytes, bytes]] = field(default_factory=set)
-    waits: bool = False
+    has_postponed_rules: bool = False
     throttles: Any = None
     held: list[Any] = field(default_factory=list)
     groups: tuple[object, frozenset[str]] = (None, frozenset())
     key_values: dict[str, object] = field(default_factory=dict)
-    looked_ahead: bool = False
-    ahead: ResolverMatch | None = None
+    is_route_resolved: bool = False
+    early_match: ResolverMatch | None = None
     fields: Any = None
     waited: float | None = None
     is_wait_measured: bool = False
@@ -57,14 +66,17 @@ class RequestState:
     device_cookie: dict[str, Any] = field(default_factory=dict)
 
 
-def plain(request: object) -> Any:
+def unwrap_request(request: object) -> Any:
     """Return Django's request, which a request of Django REST framework wraps."""
-    # Not by getattr: an object that makes up its attributes, as a mock does, wraps nothing.
+    # Not by getattr, for which a mock would make up a wrapped request.
     return getattr(request, "__dict__", {}).get("_request", request)
 
 
 def request_state(request: object) -> RequestState:
-    """Return the data of a request, which the middleware, Django views and DRF views share."""
+    """Return the data of a request, which the middleware, Django views and DRF views share.
+
+    The first call creates it.
+    """
     # DRF's own tests call throttles with an empty dict.
     attributes = getattr(request, "__dict__", {})
     if "_request" in attributes:
@@ -73,3 +85,44 @@ def request_state(request: object) -> RequestState:
     if state is None:
         state = attributes["_ratelimit"] = RequestState()
     return state
+
+
+def waiting_time(request: HttpRequest) -> float | None:
+    """Return the seconds that a request waited, or None if no trusted proxy reported its start.
+
+    The time is measured once for each request.
+    """
+    state = request_state(request)
+    if not state.is_wait_measured and conf.REQUEST_START is not None:
+        state.is_wait_measured = True
+        state.waited = _measure_wait(request, conf.REQUEST_START)
+    return state.waited
+
+
+def _measure_wait(request: HttpRequest, header: str) -> float | None:
+    """Return the seconds since the start in a header; see `waiting_time`."""
+    start: str | None = request.META.get(header)
+    if start is None or not is_trusted_peer(request.META.get("REMOTE_ADDR")):
+        return None
+    waited = Clock.time() - _parse_start(start)
+    if 0.0 <= waited <= MAX_WAITED_SECONDS:
+        return waited
+    return None
+
+
+def _parse_start(text: str) -> float:
+    """Return the seconds since 1970 of a time in seconds, milliseconds or microseconds.
+
+    The result is 0.0 for other text, for example with the comma of a header that was sent twice.
+
+    >>> _parse_start("t=1800000000.5"), _parse_start("1800000000500"), _parse_start("soon")
+    (1800000000.5, 1800000000.5, 0.0)
+    """
+    try:
+        seconds = float(text.removeprefix("t="))
+    except ValueError:
+        return 0.0
+    for _unit in ("ms", "µs"):
+        if seconds > 1e11:
+            seconds /= 1000.0
+    return seconds

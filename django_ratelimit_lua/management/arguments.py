@@ -19,8 +19,8 @@ from django.core.management.base import CommandError
 from django.http import HttpRequest
 
 from ..conf import conf
-from ..identity.body import URLENCODED
-from ..identity.forwarded import parse_address, parse_network
+from ..identity.address import parse_address, parse_network
+from ..identity.fields import URLENCODED
 from ..identity.keys import registered_keys
 from ..identity.request_state import request_state
 from ..limits.rate import SECOND, LimitError, duration, time_us

@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ..identity import Identity, digest, is_digest, key_id, secrets_by_id
-from ..identity.forwarded import network_words, parse_network
+from ..identity.address import network_words, parse_network
 from ..identity.keys import FIELD_FORMS, field_identity, registered_keys, split_field
 from ..limits.limit import Limit
 from ..limits.rate import LimitError, Rate

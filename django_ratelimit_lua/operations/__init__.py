@@ -5,7 +5,7 @@ imports `web`, `models` and lower rooms. It does not know forms, pages or the co
 """
 
 from ..identity.address import ClientAddress, client_address
-from ..identity.text import normalised
+from ..identity.fields import normalize_text
 from ..process.tasks import finish
 from ..rules.describe import describe_spec
 from ..web.reference import BadReferenceError
@@ -32,6 +32,6 @@ __all__ = [
     "health",
     "known_limits",
     "lift_bans",
-    "normalised",
+    "normalize_text",
     "open_reference",
 ]

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..conf.values import Network
-from ..identity.forwarded import parse_network
+from ..identity.address import parse_network
 from ..limits import algorithms
 from ..limits.rate import Rate
 from ..models import RateLimitRule

@@ -19,9 +19,9 @@ from ..engine import DecidedCharge
 from ..engine.decide import build_call, decide, deciding_call, forgetting, now_us
 from ..engine.run import run
 from ..exceptions import StoreError
-from ..identity.names import Name, Part, shown
+from ..identity.names import Name, Part, display_name
 from ..identity.request_state import request_state
-from ..identity.routes import resolved
+from ..identity.routes import resolve_route
 from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
@@ -136,7 +136,7 @@ class _Explainer:
     def explain_site(self) -> None:
         """Explain the rules of the middleware, then the limits of the view."""
         self._explain_rules()
-        match = resolved(self.request)
+        match = resolve_route(self.request)
         if match is None:
             self._add_note(_("No URL pattern matches this path."))
         else:
@@ -394,7 +394,9 @@ def reset_counts(
         for limit in limits:
             digest = limit.charge.digest.decode()
             identity = limit.planned.identity
-            names_by_digest[digest] = who.get(digest, ()) if identity is None else shown(identity)
+            names_by_digest[digest] = (
+                who.get(digest, ()) if identity is None else display_name(identity)
+            )
         record_change(RateLimitChange.Action.ENDED, used, history_names(names_by_digest))
     return list(dict.fromkeys(used))
 

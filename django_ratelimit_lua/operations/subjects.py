@@ -15,7 +15,7 @@ from django.db import router, transaction
 from django.utils import timezone
 
 from ..identity import Identity, digest, secrets_by_id
-from ..identity.forwarded import network_words, parse_network
+from ..identity.address import network_words, parse_network
 from ..identity.keys import field_identity
 from ..models import RateLimitOverride, RateLimitRevision
 from ..models.audit import current_actor, one_change

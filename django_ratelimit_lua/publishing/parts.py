@@ -14,7 +14,7 @@ from django.db.models import F
 
 from ..extension import extensions
 from ..identity import digest, is_digest, secrets_by_id
-from ..identity.forwarded import parse_network
+from ..identity.address import parse_network
 from ..models import RateLimitHost, RateLimitOverride, RateLimitRule
 from ..models.change import RevisionRow
 from ..models.override import PUBLISHED, published_entry, user_identity

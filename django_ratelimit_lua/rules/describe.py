@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..extension import FIELDS_OF_ANNEXES, annex_options, install
-from ..identity.keys import ALL_CALLERS, FIELDS, label_of
+from ..identity.keys import ALL_CALLERS, FIELDS, operator_label
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 from .options import COLUMNS, NAMES, OPTIONS_OF_RULES, has_value, option_table, place_options
@@ -69,7 +69,7 @@ def key_label(key: object, otherwise: str = "") -> str:
     if not key:
         return otherwise or _("key in the code")
     if isinstance(key, str):
-        return label_of(key)
+        return operator_label(key)
     return str(getattr(key, "__qualname__", key))
 
 
@@ -82,7 +82,7 @@ def field_words(field: str) -> str:
     kind, _colon, name = field.partition(":")
     if kind in FIELDS:
         return str(FIELDS[kind].label) % name
-    return label_of(field)
+    return operator_label(field)
 
 
 def describe_spec(given: Spec, client: str = "") -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..conf.values import Network
 from ..identity import Identity, digest, secrets_by_id
-from ..identity.forwarded import Address
+from ..identity.address import Address
 from ..identity.keys import PREFIXES, split_field
 from ..limits import algorithms
 from ..limits.decision import PLAIN_BLOCK, Block

@@ -9,8 +9,8 @@ from typing import Any
 from django.http import HttpRequest
 
 from ..identity.keys import Key
-from ..identity.routes import resolved
-from ..identity.waiting_time import waiting_time
+from ..identity.request_state import waiting_time
+from ..identity.routes import resolve_route
 from ..limits.limit import Limit
 from .conditions import Condition, path_pattern
 from .template import LimitTemplate
@@ -158,7 +158,7 @@ class Rule:
         """Return whether the rule applies to the route of a request."""
         if self.route is None and not self.needs_route:
             return True
-        match = resolved(request)
+        match = resolve_route(request)
         return self.route is None or (match is not None and match.view_name == self.route)
 
     def meets_conditions(self, request: HttpRequest) -> bool:

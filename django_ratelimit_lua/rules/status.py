@@ -119,7 +119,7 @@ class Problems:
         general = [problem for problem in (self.database, self.owner, self.unpublished) if problem]
         return [
             *general,
-            *networks.read(),
+            *networks.refresh(),
             *self._skipped,
             *(text for _, text in self._failed.values()),
         ]

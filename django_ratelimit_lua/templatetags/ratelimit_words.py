@@ -13,7 +13,7 @@ from ..operations.formatting import (
     share_words,
 )
 from ..rules import describe
-from ..web.durations import duration_words, in_time
+from ..web.refusal import duration_words, in_time
 
 register = template.Library()
 for words in (

@@ -22,10 +22,10 @@ from ..engine import DecidedCharge
 from ..engine.decide import decide
 from ..engine.holding import Held, wait_turn
 from ..identity import Identity, digest
-from ..identity.address import address_as, client_address
+from ..identity.address import client_address, parse_client_address
 from ..identity.keys import Key
 from ..identity.names import supplied_identity
-from ..identity.request_state import plain, request_state
+from ..identity.request_state import RequestState, request_state, unwrap_request
 from ..limits import algorithms
 from ..limits.algorithms.sliding_log import MAX_LOG_LENGTH
 from ..limits.call import Charge, Operation, whole_cost
@@ -38,10 +38,10 @@ from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
 from ..views.call_sites import THROTTLE, CallSite, known_call_sites
-from ..web.holding import hold_slots, watched_method
 from ..web.plan import OnError, Place, RequestPlanner
 from ..web.refusal import Refusal, refusal_of
 from ..web.responses import attach_decision
+from ..web.settlement import hold_slots, watch_method
 from .handler import last_refusal, throttled
 
 if TYPE_CHECKING:
@@ -210,8 +210,10 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         It depends on DRF's NUM_PROXIES if set, otherwise on `RATELIMIT_TRUSTED_PROXIES`.
         """
         if api_settings.NUM_PROXIES is not None:
-            return str(address_as(super().get_ident(request), "NUM_PROXIES selects it").network)
-        return str(client_address(plain(request)).network)
+            return str(
+                parse_client_address(super().get_ident(request), "NUM_PROXIES selects it").network
+            )
+        return str(client_address(unwrap_request(request)).network)
 
     def get_cost(self, request: Request, view: APIView) -> int:
         """Return the cost of a request: the view's `throttle_cost`, by action if it is a dict.
@@ -278,7 +280,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             now = round(clocks[0]() * SECOND)
         has_blocks = any(throttle.everywhere for throttle in throttles)
         return RequestPlanner(
-            plain(request),
+            unwrap_request(request),
             places,
             operation=operation,
             now=now,
@@ -308,8 +310,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             options: Options = {**self.options, "algorithm": limit.algorithm}
             template = LimitTemplate(key, (limit.rate,), charge.cost, options, counted=counted)
         call_site = Rule(template=template)
-        replacement = ruleset.replacement_for(self.name, [call_site], plain(request))
-        rules = list(ruleset.additional_for(self.name, plain(request)))
+        replacement = ruleset.replacement_for(self.name, [call_site], unwrap_request(request))
+        rules = list(ruleset.additional_for(self.name, unwrap_request(request)))
         if replacement is not None:
             charges = []
             rules = [*replacement, *rules]
@@ -469,7 +471,7 @@ class RuleThrottle(SimpleRateThrottle):
 
     def place(self, request: Request, view: APIView, ruleset: Ruleset) -> Place:
         """Return the charges of the rules that apply to the request."""
-        rules = ruleset.matching(plain(request))
+        rules = ruleset.matching(unwrap_request(request))
         if any(rule.template is None for rule in rules):  # An exemption.
             rules = []
         return Place(rules, owner=self)
@@ -489,13 +491,13 @@ class ViewDecision:
         throttles = _decided_together(view, caller)
         planner = caller.planner(throttles, request, view)
         decision = decide(planner)
-        held = hold_slots(request, decision, planner.charges)
+        held = hold_slots(request, planner.state, decision, planner.charges)
         if held is not None:
-            _release_after_view(request, view, held)
+            _release_after_view(request, planner.state, view, held)
         if decision.limits:
-            attach_decision(plain(request), decision)
+            attach_decision(unwrap_request(request), decision)
         if not decision:
-            self.refusal = refusal_of(plain(request), decision)
+            self.refusal = refusal_of(unwrap_request(request), decision)
         # With another clock, the wait is not in real seconds.
         elif decision.wait > 0 and planner.options["now"] is None:
             wait_turn(decision.wait, planner.charges)
@@ -531,11 +533,11 @@ def _decided_together(view: APIView, caller: SimpleRateThrottle) -> list[SimpleR
     return [caller]
 
 
-def _release_after_view(request: Request, view: APIView, held: Held) -> None:
+def _release_after_view(request: Request, state: RequestState, view: APIView, held: Held) -> None:
     """Release the slots if the view is interrupted: DRF converts only exceptions."""
     name = request.method.lower()
     if hasattr(view, name):  # DRF calls this method next.
-        setattr(view, name, watched_method(request, held, getattr(view, name)))
+        setattr(view, name, watch_method(state, held, getattr(view, name)))
 
 
 def decision_for(request: Request, view: APIView, caller: SimpleRateThrottle) -> States:

@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from rest_framework.exceptions import APIException, PermissionDenied, Throttled
 
 from ..exceptions import Ratelimited
-from ..identity.request_state import plain, request_state
+from ..identity.request_state import request_state, unwrap_request
 from ..web.headers import add_headers
 from ..web.refusal import ErrorDetails, Refusal, details_of, refusal_of
 from ..web.responses import leave_unlogged
@@ -35,7 +35,7 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
     """
     from rest_framework.views import exception_handler as drf_handler
 
-    details = _details(exc, plain(context.get("request")))
+    details = _details(exc, unwrap_request(context.get("request")))
     response = drf_handler(_error(exc, details), context)
     if details is None:
         return response

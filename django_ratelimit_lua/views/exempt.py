@@ -7,7 +7,7 @@ from typing import TypeVar
 from django.http import HttpRequest
 
 from ..conf.values import Function
-from ..identity.routes import resolved, resolver_of
+from ..identity.routes import resolve_route, resolver_of
 from .inspection import url_patterns
 
 View = TypeVar("View", bound=Function)
@@ -38,7 +38,7 @@ def is_exempt(request: HttpRequest) -> bool:
     """
     if not _any_is(request):
         return False
-    match = resolved(request)
+    match = resolve_route(request)
     return match is not None and _says_so(match.func)
 
 

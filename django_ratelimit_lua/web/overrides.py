@@ -19,10 +19,9 @@ from ..engine import DecidedCharge
 from ..engine.decide import now_us
 from ..exceptions import Ratelimited
 from ..identity import Identity, digest, secrets_by_id
-from ..identity.address import client_address
-from ..identity.forwarded import Address
-from ..identity.keys import known_identities, read_fields
-from ..identity.names import original
+from ..identity.address import Address, client_address
+from ..identity.keys import drop_missing, read_fields
+from ..identity.names import unmark_identity
 from ..limits.call import Charge
 from ..limits.decision import LimitState
 from ..limits.limit import Limit
@@ -106,7 +105,7 @@ class RequestSubjects:
 
     def fields(self, field: str) -> Sequence[Identity]:
         if field in self._site_keys:
-            return known_identities(self._site_keys[field]())
+            return drop_missing(self._site_keys[field]())
         return read_fields(field, self._request)
 
 
@@ -163,7 +162,7 @@ def client_digests(charges: Sequence[DecidedCharge]) -> Collection[bytes]:
     clients: dict[bytes, None] = {}
     _present, *earlier = secrets_by_id().values()
     for planned in charges:
-        identity = original(planned.identity)
+        identity = unmark_identity(planned.identity)
         if not is_unknown(identity):
             clients[planned.charge.digest] = None
             clients |= dict.fromkeys(digest(identity, secret) for secret in earlier)

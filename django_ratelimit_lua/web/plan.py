@@ -22,13 +22,11 @@ from ..engine.decide import build_call
 from ..engine.local import local_counts
 from ..engine.run import Wait, Waiting, calling, waiting_for
 from ..identity import Identity, digest
-from ..identity.address import client_address
-from ..identity.forwarded import Address
-from ..identity.keys import Key, registered_keys, user_missing
+from ..identity.address import Address, client_address
+from ..identity.keys import Key, registered_keys, user_missing_error
 from ..identity.names import supplied_identity
-from ..identity.request_state import RequestState, request_state
-from ..identity.session import aload, drop_impossible
-from ..identity.waiting_time import waiting_time
+from ..identity.request_state import RequestState, request_state, waiting_time
+from ..identity.session import aload_session, drop_impossible_key
 from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, whole_cost
 from ..limits.decision import Decision
 from ..limits.rate import Rate
@@ -434,9 +432,9 @@ class RequestPlanner(Planner):
         if key.needs_user:
             user = yield from self._user()
         else:
-            drop_impossible(self.request)
+            drop_impossible_key(self.request)
         if key.needs_session:
-            yield Wait(_nothing, partial(aload, self.request))
+            yield Wait(_nothing, partial(aload_session, self.request))
         identity: Any
         if key.blocks:
             read = partial(key.read, name, self.request, user)
@@ -451,12 +449,12 @@ class RequestPlanner(Planner):
 
     def _user(self) -> Waiting[User | AnonymousUser]:
         """Return the request's user. Raises `ImproperlyConfigured` if no middleware sets one."""
-        drop_impossible(self.request)
+        drop_impossible_key(self.request)
         user: User | AnonymousUser | None = yield Wait(
             partial(getattr, self.request, "user", None), partial(_auser, self.request)
         )
         if user is None:
-            raise user_missing()
+            raise user_missing_error()
         return user
 
     def _numbers_for(self, rule: Rule, numbers: LimitTemplate) -> Waiting[LimitTemplate | None]:

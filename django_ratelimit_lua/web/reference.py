@@ -1,22 +1,36 @@
-"""The reference of a refusal: the second, the limit and the client, in 12 letters and digits.
+"""How support finds a refusal: by its reference, and by its record in the log.
+
+A reference is the second, the limit and the client, in 12 letters and digits:
 
 - 25 bits: the second, modulo 2**25 (about a year);
 - 11 bits: a hash of the group, scope or rule with which the name of the limit begins;
 - 24 bits: the beginning of the identity's digest.
 
-The reference contains all of this itself, so a flood of refusals writes nothing.
+The reference contains all of this itself, so a flood of refusals writes nothing. The log has the
+first refusal of each identity under a limit in a minute, and fewer in a flood.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import time
 import zlib
+from contextlib import suppress
 from typing import NamedTuple
 
+from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
+from ..engine.logs import LogSampler
+from ..identity.address import client_address
 from ..limits.decision import Decision
 
+logger = logging.getLogger("django_ratelimit_lua.refused")
+
+_MAX_PATH_LENGTH = 200
+_SHOWN_BITS = {4: 24, 6: 48}
+"""The prefix of an address in the log: it shows the origin, and does not identify the client."""
 LENGTH = 12
 """Letters and digits of a reference, without the hyphens."""
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base 32: no I, L, O or U.
@@ -108,3 +122,51 @@ def _latest(second: int) -> int:
 def _hash_of_limit(name: str) -> int:
     place = name.partition(":")[0].encode(errors="surrogatepass")
     return zlib.crc32(place) % (_LIMITS - 1) + 1
+
+
+class RefusalLog(LogSampler):
+    """Writes records, and skips some in a flood."""
+
+    def write(
+        self, request: HttpRequest, decision: Decision, rule: str | None, reference: str
+    ) -> None:
+        """Write one record, unless there were too many."""
+        limit = next(iter(decision.denied_by), "")
+        is_logged = logger.isEnabledFor(logging.WARNING)
+        if not (is_logged and self.admit(limit, decision.identity)):
+            return
+        details = {
+            "limit": limit,
+            "rule": rule,
+            "identity": decision.identity[:8].decode(),
+            "client": _masked_address(request),
+            "method": (request.method or "")[:20],
+            "path": request.path[:_MAX_PATH_LENGTH]
+            .encode("unicode_escape")
+            .decode(),  # No line breaks of a client's.
+            "reference": reference or None,
+            "banned_until": str(decision.banned_until) if decision.banned_until else None,
+            "skipped": self.take_skipped(limit),
+        }
+        logger.warning(
+            "Refused by %(limit)s (rule: %(rule)s): %(method)s %(path)s of %(client)s, identity "
+            "%(identity)s, "
+            "reference %(reference)s; records dropped before: %(skipped)s",
+            details,
+            extra=details,
+        )
+
+
+def _masked_address(request: HttpRequest) -> str:
+    with suppress(
+        Exception
+    ):  # A function for RATELIMIT_IP_META_KEY is the project's; no record is worth a 500.
+        address = client_address(request).address
+        if address is not None:
+            return str(
+                ipaddress.ip_network(f"{address}/{_SHOWN_BITS[address.version]}", strict=False)
+            )
+    return "unknown"
+
+
+refusal_log = RefusalLog()

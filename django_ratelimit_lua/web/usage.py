@@ -16,9 +16,9 @@ from django.views.decorators.cache import never_cache
 from ..engine import DecidedCharge
 from ..engine.decide import decide, now_us
 from ..exceptions import StoreError
-from ..identity.names import original
-from ..identity.request_state import RequestState, plain, request_state
-from ..identity.routes import resolved
+from ..identity.names import unmark_identity
+from ..identity.request_state import RequestState, request_state, unwrap_request
+from ..identity.routes import resolve_route
 from ..limits.limit import Limit
 from ..limits.rate import PERIODS, SECOND, boundaries, zone
 from ..rules.ruleset import Ruleset
@@ -129,13 +129,13 @@ def _request_at(request: HttpRequest, place: str) -> HttpRequest:
         _post=QueryDict(),
         content_type="",
     )
-    other.resolver_match = resolved(other)
+    other.resolver_match = resolve_route(other)
     return other
 
 
 def _is_own(decided: DecidedCharge) -> bool:
     """Return whether a charge is of the caller, not shared, and by no field of a form or query."""
-    identity: Any = original(decided.identity)
+    identity: Any = unmark_identity(decided.identity)
     parts = identity if isinstance(_first(identity), tuple) else (identity,)
     is_of_form = any(_first(part) in _OF_FORMS for part in parts)
     is_shared = all(_first(part) == "kwarg" or is_unknown(part) for part in parts)
@@ -200,10 +200,10 @@ class _UsagePlanner(RequestPlanner):
     distinct = staticmethod(_distinct)
 
     def __init__(self, request: Any) -> None:
-        super().__init__(plain(request), self._places, operation="peek")
+        super().__init__(unwrap_request(request), self._places, operation="peek")
         self._stacks: Sequence[Stack] = ()
         self._throttles: Sequence[Any] = ()
-        match = resolved(self.request)
+        match = resolve_route(self.request)
         if match is None:
             return
         here = inspect_view(match.func, request.method)

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "django_ratelimit_lua"
 # From the ground up. A room is a folder of the package, or a file at its top. It imports from
 # floors below its own.
 FLOORS = [
-    ["limits", "conf", "exceptions", "extension", "signals", "process", "version"],
+    ["limits", "conf", "exceptions", "extension", "signals", "process"],
     ["store", "identity"],
     ["rules"],
     ["engine", "views"],
@@ -29,7 +29,7 @@ FLOORS = [
     ["contrib", "templatetags", "apps", "__init__"],
 ]
 # The words that everybody uses stand on the ground: each may know those before it.
-GROUND = ["version", "process", "limits", "extension", "exceptions", "signals", "conf"]
+GROUND = ["process", "limits", "extension", "exceptions", "signals", "conf"]
 
 
 def room_of(path: Path) -> str:
@@ -91,7 +91,7 @@ def drawing() -> str:
     for number, rooms in reversed(list(enumerate(FLOORS, start=1))):
         lines.append(f"─── floor {number} " + "─" * 97)
         for room in rooms:
-            if room in ("__init__", "version", "migrations"):
+            if room in ("__init__", "migrations"):
                 continue
             folder = PACKAGE / room
             files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]

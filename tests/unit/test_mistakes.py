@@ -8,7 +8,6 @@ import json
 import logging
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any
 
 import pytest
@@ -262,7 +261,7 @@ def test_an_untrusted_proxy_is_logged_once(
     """One warning is logged for many threads, without the content of the header. If a proxy setting
     is configured, none is logged.
     """
-    monkeypatch.setattr(address, "_unheard", count())
+    monkeypatch.setattr(address, "_unlogged", {address._UNTRUSTED})
     request = rf.get("/", headers={header: "for=203.0.113.66\nforged"})
     settings.RATELIMIT_TRUSTED_PROXIES = 0
     with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
@@ -276,6 +275,26 @@ def test_an_untrusted_proxy_is_logged_once(
     assert "127.0.0.1" in record.getMessage()
     assert "RATELIMIT_TRUSTED_PROXIES is not set" in record.getMessage()
     assert "203.0.113.66" not in record.getMessage()
+
+
+@pytest.mark.parametrize("proxies", [None, ["10.0.0.0/8"]])
+def test_a_missing_address_is_logged_once(
+    proxies: Any, rf: RequestFactory, caplog: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """One warning is logged if requests have no REMOTE_ADDR, unless a Unix socket is trusted."""
+    monkeypatch.setattr(address, "_unlogged", {address._NO_ADDRESS})
+    request = rf.get("/", REMOTE_ADDR="")
+    settings.RATELIMIT_TRUSTED_PROXIES = ["unix"]
+    with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
+        client_address(request)
+        client_address(rf.get("/"))
+        assert not caplog.records
+        settings.RATELIMIT_TRUSTED_PROXIES = proxies
+        for _ in range(2):
+            client_address(request)
+    (record,) = caplog.records
+    assert "no REMOTE_ADDR" in record.getMessage()
+    assert "'unix'" in record.getMessage()
 
 
 @pytest.mark.parametrize(

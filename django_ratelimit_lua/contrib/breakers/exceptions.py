@@ -7,8 +7,7 @@ from pathlib import Path
 
 from django.utils.translation import gettext as _
 
-from ...web.durations import in_time
-from ...web.refusal import ErrorDetails
+from ...web.refusal import ErrorDetails, in_time
 
 
 class CircuitOpen(Exception):  # noqa: N818 - the state of the breaker, not an error in the code

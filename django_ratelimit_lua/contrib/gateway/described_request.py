@@ -17,7 +17,7 @@ from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpHeaders
 
 from ...conf import conf
-from ...identity.address import believed, is_trusted_peer
+from ...identity.address import find_forwarded_address, is_trusted_peer
 from ...identity.request_state import request_state
 from .conf import CHECK
 from .conf import settings as gateway_settings
@@ -116,7 +116,7 @@ def read_described_request(meta: Meta) -> DescribedRequest:
     others = [other.encode("latin-1").decode(errors="replace") for other in paths[1:]]
     request.readings = (request.path_info, *others)
     state = request_state(request)
-    state.looked_ahead = True  # The URLs of this site are not that server's.
+    state.is_route_resolved = True  # The URLs of this site are not that server's.
     state.is_wait_measured = True  # It did not wait for this site.
     if gateway_settings.GATEWAY_USER_HEADER is not None:
         user = meta.get(_key(gateway_settings.GATEWAY_USER_HEADER), "").strip()
@@ -140,5 +140,5 @@ def _address(meta: Meta, dialect: Dialect) -> str:
     trusted = conf.TRUSTED_PROXIES
     if not dialect.is_chain or trusted is None:
         return text
-    found = believed(meta.get("REMOTE_ADDR"), text, dialect.address, trusted)
+    found = find_forwarded_address(meta.get("REMOTE_ADDR"), text, dialect.address, trusted)
     return str(found.address or found.network or "")

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from ...conf import conf
-from ...identity.forwarded import network_words, parse_address, parse_network
+from ...identity.address import network_words, parse_address, parse_network
 from ...limits.rate import SECOND
 
 STANDARD_INPUT = "-"

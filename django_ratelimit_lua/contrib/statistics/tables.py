@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...engine import DecidedCharge
-from ...identity.names import Name, is_short, shown
+from ...identity.names import Name, display_name, is_short
 from ...rules.rule import Rule
 from .results import ALLOWED
 
@@ -63,14 +63,14 @@ class Person:
         # Only rules in shadow mode are counted by version.
         self.rule: Rule | None = counted.rule if counted.charge.limit.mode == "shadow" else None
         if not is_short(identity):  # It is kept for a second, and may be as long as a request.
-            self._name = shown(identity)
+            self._name = display_name(identity)
             self._identity = None
         self.allowed = self.refused = self.stopped = self.units = 0
 
     @property
     def name(self) -> Name:
         if self._name is None:
-            return shown(self._identity)
+            return display_name(self._identity)
         return self._name
 
 

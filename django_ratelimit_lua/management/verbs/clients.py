@@ -14,7 +14,7 @@ from ...engine.decide import build_call, forgetting
 from ...engine.run import run
 from ...exceptions import StoreError
 from ...extension import extensions
-from ...identity.forwarded import parse_address
+from ...identity.address import parse_address
 from ...identity.names import name_words
 from ...limits.call import Charge
 from ...limits.limit import Limit

@@ -16,7 +16,7 @@ from ...process.tasks import Task, all_tasks
 from ...publishing.triggers import migration_problem
 from ...rules import provider
 from ...rules.status import problems
-from ...web.durations import duration_words
+from ...web.refusal import duration_words
 from . import Printer, VerbOptions, verb
 
 LISTEN_SECONDS = 2.0

@@ -23,8 +23,7 @@ from rest_framework.views import APIView, exception_handler
 
 from django_ratelimit_lua import Decision, Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.throttling import SimpleRateThrottle
-from django_ratelimit_lua.web.reference import parse_reference
-from django_ratelimit_lua.web.refusal_log import refusal_log
+from django_ratelimit_lua.web.reference import parse_reference, refusal_log
 
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -25,8 +25,8 @@ from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.identity.body import (
-    MAX_BYTES,
+from django_ratelimit_lua.identity.fields import (
+    MAX_BODY_BYTES,
     UNREAD,
     data_value,
     form_value,
@@ -155,7 +155,7 @@ def test_a_parsed_body_is_used_at_any_size(rf: RequestFactory) -> None:
 def test_only_small_bodies_are_read(settings: Any, rf: RequestFactory) -> None:
     """A body of the maximum size is read. A body that Django would refuse is not read."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = None
-    for size, is_read in ((MAX_BYTES, True), (MAX_BYTES + 1, False)):
+    for size, is_read in ((MAX_BODY_BYTES, True), (MAX_BODY_BYTES + 1, False)):
         body = b"name=" + b"a" * (size - 5)
         assert (form_value(rf.generic("POST", "/", body, FORM), "name") is not UNREAD) is is_read
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 7

@@ -33,7 +33,7 @@ from rest_framework.views import APIView
 
 from django_ratelimit_lua import UNSAFE, ratelimit
 from django_ratelimit_lua.identity.device import COOKIE, MAX_AGE, SALT
-from django_ratelimit_lua.identity.names import shown
+from django_ratelimit_lua.identity.names import display_name
 from tests.acceptance.project.test_recipes import DOCS, recipe
 from tests.support.project import Project
 
@@ -440,9 +440,9 @@ def test_a_login_by_token_sets_no_cookie() -> None:
 def test_operators_see_the_account_and_the_device_masked(settings: Any) -> None:
     """A device is shown after its account."""
     identity = ("device", "username", "alice", "f81d4fae")
-    assert shown(identity) == [("device:username", "al… f8…")]
+    assert display_name(identity) == [("device:username", "al… f8…")]
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
-    assert shown(identity) == [("device:username", "alice f81d4fae")]
+    assert display_name(identity) == [("device:username", "alice f81d4fae")]
 
 
 def test_the_recipe_for_django_rest_framework(settings: Any) -> None:

@@ -22,7 +22,7 @@ from django_ratelimit_lua import LimitError, ratelimit
 from django_ratelimit_lua.checks import check_settings
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.identity.keys import Key, compile_key, registered_keys
-from django_ratelimit_lua.identity.names import shown
+from django_ratelimit_lua.identity.names import display_name
 from django_ratelimit_lua.management.arguments import build_request
 from django_ratelimit_lua.management.verbs import clients
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
@@ -346,10 +346,10 @@ def test_commands_accept_a_tenant(
 
 def test_a_key_masks_its_values(settings: Any) -> None:
     """The function of the key masks its values, except missing ones."""
-    assert shown(("plan", "pro")) == [("plan", "secret")]
-    assert shown(("plan", None)) == [("plan", "—")]
+    assert display_name(("plan", "pro")) == [("plan", "secret")]
+    assert display_name(("plan", None)) == [("plan", "—")]
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
-    assert shown(("plan", "pro")) == [("plan", "pro")]
+    assert display_name(("plan", "pro")) == [("plan", "pro")]
 
 
 def test_rules_with_a_removed_key_are_skipped_and_reported(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
 from rest_framework.request import Request
 
-from django_ratelimit_lua.identity.body import UNREAD, data_value, form_value, json_value
+from django_ratelimit_lua.identity.fields import UNREAD, data_value, form_value, json_value
 
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"

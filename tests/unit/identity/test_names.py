@@ -13,8 +13,8 @@ from django_ratelimit_lua.identity.names import (
     MAX_LENGTH,
     MAX_PARTS,
     NOTHING,
+    display_name,
     is_short,
-    shown,
     supplied_identity,
 )
 
@@ -54,11 +54,11 @@ def test_identities_are_shown_as_configured(
     identity: Any, masked: Any, plain: Any, settings: Any
 ) -> None:
     """Values of sessions and cookies are credentials, so they are never shown in full."""
-    assert shown(identity) == masked
+    assert display_name(identity) == masked
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
-    assert shown(identity) == plain
+    assert display_name(identity) == plain
     settings.RATELIMIT_SHOW_IDENTITIES = "off"
-    assert shown(identity) == []
+    assert display_name(identity) == []
 
 
 @given(IDENTITIES)
@@ -66,7 +66,7 @@ def test_every_identity_is_shown_shortened(identity: Any) -> None:
     """For any identity, the name has a bounded number of parts of bounded, printable text, and no
     exception is raised.
     """
-    name = shown(identity)
+    name = display_name(identity)
     assert len(name) <= MAX_PARTS
     assert all(len(value) <= MAX_LENGTH + 1 and value.isprintable() for _, value in name)
 
@@ -87,5 +87,5 @@ def test_an_identity_that_cannot_be_shown_raises_nothing(identity: Any) -> None:
     """An identity without a text raises no exception, which would prevent the statistics of all
     others.
     """
-    assert all(isinstance(value, str) for _, value in shown(identity))
+    assert all(isinstance(value, str) for _, value in display_name(identity))
     assert not is_short(identity)

@@ -16,13 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.identity.keys import compile_key, field_identity
-from django_ratelimit_lua.identity.text import (
-    MAX_LENGTH,
+from django_ratelimit_lua.identity.fields import (
+    MAX_TEXT_LENGTH,
     NO_NUMBER,
-    normalised,
-    number_spelling,
+    normalize_number,
+    normalize_text,
 )
+from django_ratelimit_lua.identity.keys import compile_key, field_identity
 from django_ratelimit_lua.models import RateLimitOverride
 from django_ratelimit_lua.rules import compile
 
@@ -115,8 +115,8 @@ def test_names_that_djangos_login_treats_as_equal_are_one_identity(
 @given(st.text())
 def test_normalising_twice_changes_nothing(text: str) -> None:
     """Normalized text is not changed by another normalization and has no white space around it."""
-    once = normalised(text)
-    assert normalised(once) == once
+    once = normalize_text(text)
+    assert normalize_text(once) == once
     assert once == once.strip()
 
 
@@ -133,18 +133,18 @@ def test_no_single_character_has_two_normalized_spellings() -> None:
     ):
         classes = defaultdict(set)
         for character in every():
-            classes[way(character)].add(normalised(character))
+            classes[way(character)].add(normalize_text(character))
         assert not [found for found in classes.values() if len(found) > 1]
-    assert all(normalised(one) == one for one in map(normalised, every()))
+    assert all(normalize_text(one) == one for one in map(normalize_text, every()))
 
 
 def test_long_text_is_normalized_cheaply() -> None:
     """Text longer than the maximum is not normalized in quadratic time, and different long texts
     stay different identities.
     """
-    marks = "a" + "\u0315\u0300\u0327\u05b0" * MAX_LENGTH
-    assert normalised(f" {marks}\n") == marks
-    assert normalised("A" * 100_000) == "a" * 100_000
+    marks = "a" + "\u0315\u0300\u0327\u05b0" * MAX_TEXT_LENGTH
+    assert normalize_text(f" {marks}\n") == marks
+    assert normalize_text("A" * 100_000) == "a" * 100_000
     assert field_identity("header:authorization", marks + "x") != field_identity(
         "header:authorization", marks + "y"
     )
@@ -170,7 +170,7 @@ def test_text_of_every_field_kind_is_normalised(kind: str, pair: tuple[str, str]
     rf = RequestFactory()
     read, exact = compile_key(f"{kind}:name").read, compile_key(f"exact:{kind}:name").read
     one, other = (requests(rf, kind, text) for text in pair)
-    assert read("", one, None) == read("", other, None) == (kind, "name", normalised(pair[0]))
+    assert read("", one, None) == read("", other, None) == (kind, "name", normalize_text(pair[0]))
     assert exact("", other, None) == (kind, "name", pair[1])
 
 
@@ -250,11 +250,11 @@ def test_a_long_number_is_read_in_bounded_time() -> None:
     """All numbers that Python accepts by default are read, with all of their underscores. Python
     can be configured to parse numbers of any length, which takes quadratic time.
     """
-    assert number_spelling(" " * 9000 + "-" + "_".join("1" * 4300)) == "-" + "1" * 4300
+    assert normalize_number(" " * 9000 + "-" + "_".join("1" * 4300)) == "-" + "1" * 4300
     limit = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
-        assert number_spelling("9" * 10_000_000) == NO_NUMBER
+        assert normalize_number("9" * 10_000_000) == NO_NUMBER
     finally:
         sys.set_int_max_str_digits(limit)
 

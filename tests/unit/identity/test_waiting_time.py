@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import RequestFactory
 
-from django_ratelimit_lua.identity.waiting_time import waiting_time
+from django_ratelimit_lua.identity.request_state import waiting_time
 from django_ratelimit_lua.process import Clock
 
 NOW = 1_800_000_000.5

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import Decision
 from django_ratelimit_lua.limits.decision import LimitState
-from django_ratelimit_lua.web.durations import in_time
-from django_ratelimit_lua.web.refusal import refusal_of
+from django_ratelimit_lua.web.refusal import in_time, refusal_of
 
 WAIT = LimitState("search", False, 10, 10, 0, 5.0, 5.0, 0.0, period=1.0)
 LARGE = LimitState("export", False, 10, 0, 10, None, 5.0, 0.0, period=1.0)

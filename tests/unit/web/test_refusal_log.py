@@ -12,7 +12,7 @@ from django.test import RequestFactory
 from django_ratelimit_lua import Decision
 from django_ratelimit_lua.engine.logs import MAX_OF_LIMIT, MAX_OF_LOG
 from django_ratelimit_lua.limits.decision import LimitState
-from django_ratelimit_lua.web.refusal_log import refusal_log
+from django_ratelimit_lua.web.reference import refusal_log
 
 rf = RequestFactory()
 

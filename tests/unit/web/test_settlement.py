@@ -10,6 +10,7 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.identity.request_state import request_state
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
@@ -32,7 +33,9 @@ def settled(
 ) -> list[tuple[str, int]]:
     """Return the operations of the settlement, each with its units."""
     decision = Decision(True, (STATE,) * len(charges), source=source)
-    waiting, done = settle(RequestFactory().get("/"), response, decision, charges), []
+    request = RequestFactory().get("/")
+    waiting = settle(request, request_state(request), response, decision, charges)
+    done: list[tuple[str, int]] = []
     try:
         step = next(waiting)
         while True:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from ....conf import conf
 from ....identity import Identity
-from ....identity.address import address_as
+from ....identity.address import parse_client_address
 from ....identity.keys import registered_keys
 from ....identity.request_state import request_state
 from ....limits.call import MAX_COST
@@ -60,7 +60,9 @@ class DescriptorCharge(NamedTuple):
     def identity(self) -> Identity:
         """Return the identity for limits without a key: the descriptor, its address normalized."""
         parts = [
-            ("ip", address_as(value, "").network) if key == ADDRESS else ("entry", key, value)
+            ("ip", parse_client_address(value, "").network)
+            if key == ADDRESS
+            else ("entry", key, value)
             for key, value in self.entries
         ]
         return (("entry", "domain", self.domain), *parts)
