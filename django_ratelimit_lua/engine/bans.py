@@ -20,7 +20,7 @@ from asgiref.sync import sync_to_async
 
 from ..conf import conf, on_change
 from ..exceptions import StoreError
-from ..identity.names import printable
+from ..identity.names import display_name, printable
 from ..limits.ban import Ban
 from ..limits.call import Call
 from ..limits.decision import Decision
