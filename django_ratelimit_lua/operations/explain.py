@@ -212,7 +212,7 @@ class _Explainer:
                 text = _("Not checked: %(name)s, a throttle that decides by itself.")
                 self._add_note(text % {"name": dotted_name(type(throttle))})
         if ours:
-            self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
+            self._decide(ours[0].planner(ours, view.request, view, "peek", self._add_error))
 
     def _add_note(self, text: str) -> None:
         if text not in self.explanation.notes:  # By newer rules it is planned once more.
