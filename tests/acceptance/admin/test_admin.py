@@ -4,16 +4,15 @@ need a permission.
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
+from html import unescape
 from typing import Any
 
 import pytest
 import redis
 from django.contrib import admin
-from django.contrib.auth.models import Group, User
-from django.contrib.staticfiles import finders
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
@@ -21,7 +20,6 @@ from django.urls import path
 from django.utils import timezone
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.management.rules_yaml import apply, plan
 from django_ratelimit_lua.models import (
     RateLimitChange,
@@ -29,7 +27,7 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
 )
 from django_ratelimit_lua.operations.health import health
-from tests.support.users import ADMIN_MIDDLEWARE, OPERATOR, staff
+from tests.support.users import OPERATOR, serve_admin, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -44,11 +42,10 @@ def search(request: HttpRequest) -> HttpResponse:
 
 
 urlpatterns = [path("admin/", admin.site.urls), path("ok", ok, name="ok"), path("search", search)]
-APP = "django_ratelimit_lua"
 RULES = "/admin/django_ratelimit_lua/ratelimitrule/"
 OVERRIDES = "/admin/django_ratelimit_lua/ratelimitoverride/"
 CHANGES = "/admin/django_ratelimit_lua/ratelimitchange/"
-CLIENTS = "/admin/django_ratelimit_lua/client/"
+CLIENTS, BANS = "/admin/django_ratelimit_lua/client/", "/admin/django_ratelimit_lua/bans/"
 UNDO = "Undo this change"
 UNDO_ALL = "Undo this and all later changes"
 NO_TIERS = {
@@ -61,10 +58,15 @@ NO_TIERS = {
 
 @pytest.fixture(autouse=True)
 def site(settings: Any, no_others: None) -> None:
-    settings.ROOT_URLCONF = __name__
-    ours = "django_ratelimit_lua.middleware.RateLimitMiddleware"
-    settings.MIDDLEWARE = [*ADMIN_MIDDLEWARE, "django.middleware.csrf.CsrfViewMiddleware", ours]
-    settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
+    """Serve the admin, also for modules that import this fixture."""
+    serve_admin(settings, __name__)
+
+
+def page_text(response: Any) -> str:
+    """Return the text of a page in one line."""
+    html = response.content.decode().replace("<wbr>", "")
+    html = re.sub(r"<(script|style)\b.*?</\1>", "", html, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
 
 
 def given(**fields: Any) -> dict[str, Any]:
@@ -84,9 +86,8 @@ def confirmed(client: Client, url: str, form: dict[str, Any]) -> HttpResponse:
 
 
 def errors(response: HttpResponse) -> str:
-    return " ".join(
-        re.findall(r'<ul class="errorlist[^>]*>(.*?)</ul>', response.content.decode(), re.DOTALL)
-    )
+    lists = r'<ul class="errorlist[^>]*>(.*?)</ul>'
+    return " ".join(re.findall(lists, response.content.decode(), re.DOTALL))
 
 
 def test_a_rule_is_created_changed_and_deleted_in_the_form(operator: Client) -> None:
@@ -99,32 +100,6 @@ def test_a_rule_is_created_changed_and_deleted_in_the_form(operator: Client) -> 
     operator.post(f"{RULES}{rule.pk}/delete/", {"post": "yes"})
     assert visits(3) == [200, 200, 200]
     assert [change.by for change in RateLimitChange.objects.all()] == ["grace"] * 3
-
-
-def test_scripts_and_style_sheets_of_the_pages_exist() -> None:
-    """Every script and style sheet that a page names is found."""
-    ours = [
-        model_admin
-        for model, model_admin in admin.site._registry.items()
-        if model._meta.app_label == APP
-    ]
-    named = {
-        name
-        for model_admin in ours
-        for name in re.findall(rf'"[^"]*({APP}/[^"]+)"', str(model_admin.media))
-    }
-    assert len(named) >= 2
-    assert [name for name in named if finders.find(name) is None] == []
-
-
-def test_tiers_are_edited_in_the_rule_form(operator: Client) -> None:
-    """A tier has the name of a group of Django's."""
-    Group.objects.create(name="pro")
-    tier = {**NO_TIERS, "tiers-TOTAL_FORMS": 1, "tiers-0-group": "pro", "tiers-0-rate": "50/h"}
-    form = {**given(path="/ok", key="ip", rate="1/h"), **tier}
-    operator.post(f"{RULES}add/", form)
-    assert RateLimitRule.objects.get().spec["tiers"] == [{"group": "pro", "rate": "50/h"}]
-    assert RateLimitRule.objects.get().options["tiers"][0]["group"] == "pro"
 
 
 def test_the_rule_list_shows_sentences_and_switches_modes(operator: Client) -> None:
@@ -183,6 +158,7 @@ def test_the_plot_shows_the_effect_of_an_unsaved_rule(
     assert "<svg" not in drawn(exempt="on")
     assert "2 at once" in drawn(rate="2", algorithm="concurrency", burst="")
     assert [key for key in direct.keys(f"{prefix}*") if b"preview" in key] == []
+    assert "Of 8 requests at once, 4 are allowed." in drawn(rate="4/s, 9/m", algorithm="", burst="")
     assert operator.get(f"{RULES}preview/").status_code == 403
     assert not RateLimitRule.objects.exists()
 
@@ -192,17 +168,12 @@ def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Clie
     value.
     """
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h")
-    form = {"effect": "block"}
-    operator.post(
-        f"{OVERRIDES}add/",
-        {**form, "network": "203.0.113.9", "duration": "3600", "reason": "scraping"},
-    )
+    form = {"effect": "block", "network": "203.0.113.9", "duration": "3600", "reason": "scraping"}
+    operator.post(f"{OVERRIDES}add/", form)
     block = RateLimitOverride.objects.get()
     assert block.created_by == "grace"
     assert block.ends is not None
-    assert abs(block.ends - timezone.now() - datetime.timedelta(hours=1)) < datetime.timedelta(
-        minutes=1
-    )
+    assert 3540 < (block.ends - timezone.now()).total_seconds() <= 3600
     assert visits() == [429]
     page = operator.get(OVERRIDES).content.decode()
     assert "203.0.113.9" in page
@@ -211,18 +182,12 @@ def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Clie
     assert visits(2) == [200, 429]
     assert "203.0.113.9" not in operator.get(f"{OVERRIDES}?active=yes").content.decode()
     assert "203.0.113.9" in operator.get(f"{OVERRIDES}?active=no").content.decode()
-    secret = {
-        **form,
-        "effect": "exempt",
-        "field": "header:X-API-Key",
-        "value": "hush-hush",
-        "label": "partner",
-    }
+    secret = {"field": "header:X-API-Key", "value": "hush-hush", "label": "partner"}
+    secret |= {"effect": "exempt"}
     operator.post(f"{OVERRIDES}add/", {**secret, "rule": rule.name})
     key = RateLimitOverride.objects.get(label="partner")
-    assert [
-        Client(headers={"x-api-key": "hush-hush"}).get("/ok").status_code for _ in range(3)
-    ] == [200] * 3
+    partner = Client(headers={"x-api-key": "hush-hush"})
+    assert [partner.get("/ok").status_code for _ in range(3)] == [200] * 3
     pages = [OVERRIDES, f"{OVERRIDES}{key.pk}/change/", f"{OVERRIDES}{key.pk}/history/", CHANGES]
     assert not [page for page in pages if "hush-hush" in operator.get(page).content.decode()]
     operator.post(f"{OVERRIDES}{key.pk}/change/", {**secret, "value": "", "reason": "kept"})
@@ -239,10 +204,7 @@ def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Clie
         ({"field": "header:X-API-Key"}, "The value is missing"),
         ({"value": "x"}, "Enter the field that has this value"),
         ({"network": "203.0.113.9", "effect": "limit"}, "Enter the other limit"),
-        (
-            {"network": "203.0.113.9", "effect": "limit", "rate": "3/m"},
-            "Another limit is for one rule",
-        ),
+        ({"network": "::", "effect": "limit", "rate": "3/m"}, "Another limit is for one rule"),
         ({"network": "203.0.113.9", "rule": "nothing"}, "Select a valid choice"),
         ({"network": f"{OPERATOR}/24"}, "you would lock yourself out"),
         ({"network": f"::ffff:{OPERATOR}"}, "you would lock yourself out"),
@@ -265,15 +227,10 @@ def test_the_form_finds_users_by_autocomplete(operator: Client) -> None:
     user = User.objects.create(username="lovelace")
     page = operator.get(f"{OVERRIDES}add/").content.decode()
     assert page.count('class="admin-autocomplete"') == 1
-    query = {
-        "app_label": "django_ratelimit_lua",
-        "model_name": "ratelimitoverride",
-        "field_name": "user",
-        "term": "love",
-    }
-    assert operator.get("/admin/autocomplete/", query).json()["results"] == [
-        {"id": str(user.pk), "text": "lovelace"}
-    ]
+    query = {"app_label": "django_ratelimit_lua", "model_name": "ratelimitoverride"}
+    query |= {"field_name": "user", "term": "love"}
+    results = operator.get("/admin/autocomplete/", query).json()["results"]
+    assert results == [{"id": str(user.pk), "text": "lovelace"}]
     operator.post(f"{OVERRIDES}add/", {"user": user.pk, "effect": "exempt"})
     assert RateLimitOverride.objects.get().client() == "user lovelace"
 
@@ -314,48 +271,33 @@ def test_the_history_shows_and_undoes_changes(operator: Client) -> None:
 
 
 def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
-    """A user who may view changes nothing, and a user who may block changes no rule. Every change
-    needs a POST with a CSRF token.
-    """
+    """A user who may view changes nothing, and a user who may block changes no rule."""
     rule = RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", rate="2/h", mode="shadow"
     )
     rule.order = 1
     rule.save()
     change = RateLimitChange.objects.order_by("-pk")[0]
-    url = f"{CLIENTS}?digest={digest(('ip', '203.0.113.9')).decode()}"
-    block = {"action": "block", "duration": "3600"}
     looks = staff("view_ratelimitrule", "view_ratelimitchange", name="looks")
     assert looks.get(RULES).status_code == looks.get(f"{RULES}{rule.pk}/change/").status_code == 200
     action = {"action": "enforce", "_selected_action": rule.pk}
     looks.post(RULES, action)  # The mode is compared below.
     assert looks.post(f"{RULES}undo/{change.pk}/").status_code == 403
     assert looks.post(f"{RULES}add/", given(path="/x", key="ip", rate="1/h")).status_code == 403
-    assert looks.get(url).status_code == 200
-    assert looks.post(url, block).status_code == 403
     assert "Undo" not in looks.get(f"{CHANGES}{change.pk}/change/").content.decode()
     blocks = staff("block_identity", name="blocks")
-    assert blocks.post(url, block).status_code == 302
+    block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     assert visits() == [429]
     assert blocks.get(RULES).status_code == 403
-    ended = RateLimitOverride.objects.get()
-    blocks.post(OVERRIDES, {"action": "end_now", "_selected_action": ended.pk})
+    blocks.post(OVERRIDES, {"action": "end_now", "_selected_action": block.pk})
     assert visits() == [200]
-    assert (
-        blocks.post(f"{OVERRIDES}add/", {"network": "203.0.113.1", "effect": "exempt"}).status_code
-        == 403
-    )
-    nobody = staff(name="nobody")
-    assert nobody.get(url).status_code == nobody.get(OVERRIDES).status_code == 403
+    exempt = {"network": "203.0.113.1", "effect": "exempt"}
+    assert blocks.post(f"{OVERRIDES}add/", exempt).status_code == 403
+    assert staff(name="nobody").get(OVERRIDES).status_code == 403
     careless = Client(enforce_csrf_checks=True)
     careless.force_login(User.objects.create_superuser("root"))
-    for target in (
-        url,
-        RULES,
-        f"{RULES}undo/{change.pk}/",
-        f"{RULES}preview/",
-    ):
-        assert careless.post(target, block).status_code == 403
+    for target in (RULES, f"{RULES}undo/{change.pk}/", f"{RULES}preview/"):
+        assert careless.post(target, action).status_code == 403
     rule.refresh_from_db()
     assert rule.mode == "shadow"
 
@@ -382,51 +324,16 @@ def test_multiline_texts_are_kept_by_form_and_file_alike(operator: Client) -> No
     """The form shows the lines of the file. Saving it with the line breaks of a browser changes
     nothing.
     """
-    text = (
-        '- {name: site, path: /ok, key: ip, rate: 5/h, message: "One.\\nTwo.", description: '
-        '"A.\\nB."}'
-    )
+    lines = 'message: "One.\\nTwo.", description: "A.\\nB."'
+    text = f"- {{name: site, path: /ok, key: ip, rate: 5/h, {lines}}}"
     apply(plan(text))
     rule = RateLimitRule.objects.get()
     page = operator.get(f"{RULES}{rule.pk}/change/").content.decode()
-    assert (
-        re.search(r"<textarea[^>]* name=\"message\"|<textarea name=\"message\"", page) is not None
-    )
-    form = given(
-        name="site",
-        path="/ok",
-        key="ip",
-        rate="5/h",
-        message="One.\r\nTwo.",
-        description="A.\r\nB.",
-    )
+    assert re.search(r"<textarea[^>]* name=\"message\"|<textarea name=\"message\"", page)
+    lines = {"message": "One.\r\nTwo.", "description": "A.\r\nB."}
+    form = given(path="/ok", key="ip", rate="5/h", **lines)
     assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
     assert plan(text) == []
-
-
-def test_the_admin_works_while_redis_is_unavailable(
-    operator: Client, settings: Any, monkeypatch: Any
-) -> None:
-    """Every page opens, and reports that Redis is unavailable."""
-
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    }
-    settings.RATELIMIT_ON_STORE_ERROR = "open"
-    assert "Redis does not answer" in operator.get(RULES).content.decode()
-    operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", rate="4/h"))
-    rule.refresh_from_db()
-    assert rule.rate == "4/h"
-    form = given(path="/ok", key="ip", rate="60/h")
-    assert (
-        "Redis does not answer"
-        in operator.post(f"{RULES}preview/?rule={rule.pk}", form).content.decode()
-    )
-    url = f"{CLIENTS}?digest={digest(('ip', '203.0.113.9')).decode()}"
-    assert operator.get(url).content.decode().count("Redis does not answer") == 1
-    page = operator.post(url, {"action": "reset"}, follow=True).content.decode()
-    assert "Nothing was done" in page
 
 
 def test_a_save_that_is_not_published_is_reported(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.contrib.auth.models import User
 from django.core.checks import Warning, register
 from django.core.checks.registry import registry
 from django.test import Client
@@ -18,8 +17,7 @@ from django_ratelimit_lua import extension
 from django_ratelimit_lua.admin import overview, pages
 from django_ratelimit_lua.extension import Extension, Section
 from django_ratelimit_lua.models import RateLimitRevision, RateLimitRule
-from tests.acceptance.admin.test_admin import staff
-from tests.acceptance.rules.test_any_rule import OURS, SESSIONS, USERS
+from tests.support.users import staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOME = "/admin/django_ratelimit_lua/"
@@ -27,23 +25,16 @@ OVERVIEW = f"{HOME}overview/"
 urlpatterns = [path("admin/", admin.site.urls)]
 
 
-@pytest.fixture(autouse=True)
-def site(settings: Any, no_others: None) -> None:
-    settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [
-        SESSIONS,
-        USERS,
-        "django.contrib.messages.middleware.MessageMiddleware",
-        OURS,
-    ]
-
-
-def shown(client: Client, **query: str) -> str:
-    """Return the text of the page in one line."""
-    response = client.get(OVERVIEW, query)
+def html_of(client: Client) -> str:
+    """Return the main part of the page."""
+    response = client.get(OVERVIEW)
     assert response.status_code == 200
-    page = response.content.decode().partition('id="main"')[2]
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+    return str(response.content.decode().partition('id="main"')[2])
+
+
+def shown(client: Client) -> str:
+    """Return its text in one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html_of(client)))
 
 
 def test_the_overview_shows_the_state_and_the_last_changes(operator: Client) -> None:
@@ -57,7 +48,7 @@ def test_the_overview_shows_the_state_and_the_last_changes(operator: Client) -> 
     assert "Redis is available Rules up to date (revision 2)" in text
     assert "Last changes" in text
     assert "search &lt;b&gt; (rule, changed) : Rate: 5 per minute → 7 per minute" in text
-    links = re.findall(rf'href="({HOME}ratelimitchange/\d+/change/)"', _html(operator))
+    links = re.findall(rf'href="({HOME}ratelimitchange/\d+/change/)"', html_of(operator))
     assert [operator.get(link).status_code for link in links] == [200, 200]
 
 
@@ -78,21 +69,6 @@ def test_the_menu_has_six_entries(operator: Client) -> None:
     assert entries() == six
 
 
-def _html(client: Client) -> str:
-    return str(client.get(OVERVIEW).content.decode())
-
-
-def test_an_unavailable_redis_is_said_once(operator: Client, settings: Any) -> None:
-    """The page opens, and names the policy for an unavailable Redis."""
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    }
-    text = shown(operator)
-    assert text.count("Redis does not answer") == 1
-    assert "Limits use their policy: closed" in text
-    assert "Redis is available" not in text
-
-
 def test_rules_that_are_not_in_force_are_a_problem(operator: Client) -> None:
     """The page has the numbers of both revisions, and a link to the changes."""
     RateLimitRule.objects.create(name="search", path="/search", key="ip", rate="5/m")
@@ -100,7 +76,7 @@ def test_rules_that_are_not_in_force_are_a_problem(operator: Client) -> None:
     # As a database that was written to while nothing could be published.
     RateLimitRevision.objects.update(revision=9)
     assert "Revision 9 is saved, but revision 1 is in force." in shown(operator)
-    assert f'href="{HOME}ratelimitchange/"' in _html(operator).partition("Problems")[2]
+    assert f'href="{HOME}ratelimitchange/"' in html_of(operator).partition("Problems")[2]
 
 
 def test_a_rule_that_is_left_out_is_a_problem(operator: Client) -> None:
@@ -172,12 +148,9 @@ def test_the_number_of_queries_does_not_grow_with_the_rules(
     operator: Client, django_assert_max_num_queries: Any
 ) -> None:
     """The page takes a constant number of queries."""
-    User.objects.create_user("ada")
+    rule = {"path": "/search", "key": "ip", "rate": "5/m"}
     RateLimitRule.objects.bulk_create(
-        [
-            RateLimitRule(name=f"rule {number}", path="/search", key="ip", rate="5/m")
-            for number in range(100)
-        ]
+        RateLimitRule(name=f"rule {number}", **rule) for number in range(100)
     )
     with django_assert_max_num_queries(12):
         operator.get(OVERVIEW)

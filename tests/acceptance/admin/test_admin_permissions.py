@@ -17,12 +17,12 @@ from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import active_bans
-from tests.acceptance.admin.test_admin_clients import banning, words
-from tests.support.users import serve_admin, staff
+from tests.acceptance.admin.test_admin import BANS, CHANGES, CLIENTS, page_text
+from tests.acceptance.admin.test_admin_clients import banning
+from tests.support.users import staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 APP = "/admin/django_ratelimit_lua/"
-BANS, CLIENT = f"{APP}bans/", f"{APP}client/"
 FORGED = {"confirmed": "1", "duration": "3600"}
 
 
@@ -39,8 +39,7 @@ urlpatterns = [
 
 
 @pytest.fixture(autouse=True)
-def site(settings: Any, no_others: None) -> None:
-    serve_admin(settings, __name__)
+def plain(settings: Any) -> None:
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
 
 
@@ -90,21 +89,21 @@ def test_pages_hide_names_and_reasons_from_users_without_permission(treated: Tre
     urls = [
         APP,
         BANS,
-        f"{CLIENT}?q=0.0.0.0/0",
-        *(f"{CLIENT}?digest={client}" for client in treated),
-        *(f"{CLIENT}?q={client[:10]}" for client in treated),
+        f"{CLIENTS}?q=0.0.0.0/0",
+        *(f"{CLIENTS}?digest={client}" for client in treated),
+        *(f"{CLIENTS}?q={client[:10]}" for client in treated),
     ]
     for url in urls:
         page = reader.get(url, follow=True)
         assert page.status_code == 200
         for name in ("lovelace", "203.0.113.77"):
             assert name not in page.content.decode(), url
-    assert "Override " in words(reader.get(f"{CLIENT}?digest={treated.user}"))
+    assert "Override " in page_text(reader.get(f"{CLIENTS}?digest={treated.user}"))
     allowed = staff("view_ratelimitrule", "view_identities", name="allowed")
-    shown = words(allowed.get(f"{CLIENT}?digest={treated.user}"))
+    shown = page_text(allowed.get(f"{CLIENTS}?digest={treated.user}"))
     assert "user lovelace (the office of lovelace)" in shown
     blocker = staff("block_identity", name="blocker")
-    assert "the office of" not in words(blocker.get(BANS))
+    assert "the office of" not in page_text(blocker.get(BANS))
 
 
 def test_the_history_hides_names_and_reasons_from_users_without_permission(
@@ -118,14 +117,13 @@ def test_the_history_hides_names_and_reasons_from_users_without_permission(
     override.save()
     (active,) = [ban for ban in active_bans() if ban.identity == treated.user]
     blocker = staff("block_identity", "view_identities", name="blocker")
-    blocker.post(f"{CLIENT}?digest={treated.user}", {"action": f"lift:{active.key.decode()}"})
+    blocker.post(f"{CLIENTS}?digest={treated.user}", {"action": f"lift:{active.key.decode()}"})
     changes = RateLimitChange.objects.exclude(kind="rule")
-    history = f"{APP}ratelimitchange/"
     urls = [
         APP,
-        history,
-        *(f"{history}{change.pk}/change/" for change in changes),
-        *(f"{history}{change.pk}/history/" for change in changes),
+        CHANGES,
+        *(f"{CHANGES}{change.pk}/change/" for change in changes),
+        *(f"{CHANGES}{change.pk}/history/" for change in changes),
     ]
     reader = staff("view_ratelimitrule", "view_ratelimitchange")
     for url in urls:
@@ -133,12 +131,12 @@ def test_the_history_hides_names_and_reasons_from_users_without_permission(
         assert page.status_code == 200
         for name in ("lovelace", "203.0.113"):
             assert name not in page.content.decode(), url
-    assert f"Override {override.pk}" in words(reader.get(history))
-    assert "0 changes" in words(reader.get(f"{history}?q=lovelace"))
+    assert f"Override {override.pk}" in page_text(reader.get(CHANGES))
+    assert "0 changes" in page_text(reader.get(f"{CHANGES}?q=lovelace"))
     for permission in ("view_identities", "view_ratelimitoverride"):
         allowed = staff("view_ratelimitchange", permission, name=permission)
-        assert "lovelace has paid" in words(allowed.get(history))
-        assert "0 changes" not in words(allowed.get(f"{history}?q=lovelace"))
+        assert "lovelace has paid" in page_text(allowed.get(CHANGES))
+        assert "0 changes" not in page_text(allowed.get(f"{CHANGES}?q=lovelace"))
 
 
 def test_forged_requests_lift_and_block_nothing(treated: Treated, operator: Client) -> None:
@@ -150,7 +148,7 @@ def test_forged_requests_lift_and_block_nothing(treated: Treated, operator: Clie
     reader, blocker = staff("view_ratelimitrule"), staff("block_identity", name="blocker")
     careless = Client(enforce_csrf_checks=True)
     careless.force_login(User.objects.get(username="grace"))
-    pages = (BANS, f"{CLIENT}?digest={treated.address}")
+    pages = (BANS, f"{CLIENTS}?digest={treated.address}")
     actions = ("lift:all", f"lift:{keys[treated.address]}", "end:1", "reset", "block")
     for url in pages:
         for action in actions:
@@ -158,13 +156,13 @@ def test_forged_requests_lift_and_block_nothing(treated: Treated, operator: Clie
             assert reader.post(url, form).status_code == 403
             assert careless.post(url, form).status_code == 403
             operator.get(url, form)
-    mine = f"{CLIENT}?digest={treated.user}"
+    mine = f"{CLIENTS}?digest={treated.user}"
     others = [each.pk for each in RateLimitOverride.objects.exclude(user=None)]
     blocker.post(mine, {"action": f"lift:{keys[treated.address]}"})
     for override in RateLimitOverride.objects.filter(user=None):
         blocker.post(mine, {"action": f"end:{override.pk}"})
     for pk in others:
-        blocker.post(f"{CLIENT}?digest={treated.address}", {"action": f"end:{pk}"})
+        blocker.post(f"{CLIENTS}?digest={treated.address}", {"action": f"end:{pk}"})
     assert state() == before
 
 
@@ -173,12 +171,12 @@ def test_an_action_of_two_operators_at_once_is_done_once(
 ) -> None:
     """The second operator gets a page that reports it."""
     other = staff("block_identity", name="other")
-    url = f"{CLIENT}?digest={treated.user}"
+    url = f"{CLIENTS}?digest={treated.user}"
     (active,) = [ban for ban in active_bans() if ban.identity == treated.user]
     block = RateLimitOverride.objects.get(user__username="lovelace", effect="block")
     for action, again in (
         (f"lift:{active.key.decode()}", "This ban has ended already."),
         (f"end:{block.pk}", "This override has ended already."),
     ):
-        assert again not in words(operator.post(url, {"action": action}, follow=True))
-        assert again in words(other.post(url, {"action": action}, follow=True))
+        assert again not in page_text(operator.post(url, {"action": action}, follow=True))
+        assert again in page_text(other.post(url, {"action": action}, follow=True))

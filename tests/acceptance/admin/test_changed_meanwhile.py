@@ -11,12 +11,10 @@ from django.db import connection, connections
 from django.test import Client
 
 from django_ratelimit_lua.models import Conflict, RateLimitOverride, RateLimitRule
-from tests.acceptance.admin import test_admin
-from tests.acceptance.admin.test_admin import OPERATOR, OVERRIDES, RULES, errors, given
+from tests.acceptance.admin.test_admin import OPERATOR, OVERRIDES, RULES, errors
 from tests.support.users import form_data
 
 pytestmark = pytest.mark.django_db(transaction=True)
-site = test_admin.site
 TIER = {"group": "pro", "rate": "1000/m"}
 
 
@@ -76,15 +74,6 @@ def test_the_second_editor_sees_both_versions_and_may_save_on_top(
     assert rule.options == {"tiers": [TIER]}
 
 
-def test_a_form_without_concurrent_changes_is_saved(operator: Client, rule: RateLimitRule) -> None:
-    """Everything else stays as it was, including the lines that a browser ends in its own way."""
-    before = rule.spec
-    answer = operator.post(f"{RULES}{rule.pk}/change/", {**form_of(operator, rule), "rate": "70/h"})
-    assert answer.status_code == 302, errors(answer)
-    rule.refresh_from_db()
-    assert rule.spec == {**before, "rate": "70/h"}
-
-
 def test_a_row_that_changes_while_it_is_saved_is_read_again(
     operator: Client, rule: RateLimitRule
 ) -> None:
@@ -119,14 +108,6 @@ def test_an_override_changed_meanwhile_is_shown(operator: Client, other: Client)
     assert other.post(url, form_data(answer)).status_code == 302
     row.refresh_from_db()
     assert (row.effect, row.reason) == ("exempt", "bots")
-
-
-def test_a_form_without_a_revision_is_saved(operator: Client, rule: RateLimitRule) -> None:
-    """A script may send a form without it."""
-    form = given(name="api", path="/ok", key="ip", rate="60/h")
-    assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
-    rule.refresh_from_db()
-    assert rule.rate == "60/h"
 
 
 def test_of_editors_who_save_at_once_one_succeeds(rule: RateLimitRule) -> None:

@@ -21,16 +21,17 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.known_limits import place_words
 from django_ratelimit_lua.views.call_sites import known_call_sites
 from tests.acceptance.admin import test_admin
-from tests.acceptance.admin.test_admin import OVERRIDES, RULES, errors, staff
+from tests.acceptance.admin.test_admin import OVERRIDES, RULES, errors, given
 from tests.support.limits import add_tier
-from tests.support.users import form_data
+from tests.support.users import form_data, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @ratelimit("looks", ("ip", "get:q"), ["10/s", "500/h"])
 def looks(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("found")
+    limits = request.ratelimit.limits
+    return HttpResponse(" ".join(f"{state.name}={state.limit}" for state in limits))
 
 
 @ratelimit("signs in", ("ip", "get:user"), "5/15m")
@@ -71,9 +72,8 @@ SETTINGS = {
 
 
 @pytest.fixture(autouse=True)
-def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    test_admin.site.__wrapped__(settings, monkeypatch)  # type: ignore[attr-defined]
-    settings.ROOT_URLCONF = __name__
+def limits(settings: Any, admin_site: None) -> None:
+    """Declare more limits, and a group for tiers."""
     settings.RATELIMIT_RULES = [*settings.RATELIMIT_RULES, SETTINGS]
     RateLimiter("parcels in code", "4/s")
     Group.objects.create(name="pro")
@@ -255,6 +255,33 @@ def test_a_rule_without_a_key_has_the_key_in_the_code_on_every_page(operator: Cl
     assert [Client().get(f"/signs-in?user={user}").status_code for user in "aab"] == [200, 429, 200]
 
 
+def test_all_rates_of_a_rule_replace_those_of_a_call_site(operator: Client) -> None:
+    """A request is refused if any of the rates is used up."""
+    operator.post(f"{RULES}add/", given(name="looks", rate="100/s, 500/h, 3/d"))
+    assert RateLimitRule.objects.get().rate == "100/s, 500/h, 3/d"
+    answers = [Client().get("/looks") for _ in range(4)]
+    assert answers[0].content == b"looks:s=100 looks:h=500 looks=3"
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert "100 per second and 500 per hour and 3 per day" in operator.get(RULES).content.decode()
+
+
+def test_the_form_shows_the_limits_that_a_name_replaces(operator: Client) -> None:
+    """It shows the rates, the key and the place in the code, and suggests a similar name."""
+
+    def shown(**fields: Any) -> str:
+        page = operator.post(f"{RULES}preview/", given(**{"rate": "3/h", **fields}))
+        return page.content.decode().replace("<wbr>", "")
+
+    replaces = "Replaces: 10 per second and 500 per hour per address and get:q (looks, line "
+    assert replaces in shown(name="looks")
+    assert "7 per hour per address" in shown(name=f"{__name__}.Desk.dispatch")
+    assert "Did you mean “looks”?" in shown(name="lookz", key="ip")
+    assert "Replaces" not in shown(name="looks", path="/looks", key="ip")
+    rule = RateLimitRule.objects.create(name="looks", rate="3/s, 500/h")
+    for url in (f"{RULES}{rule.pk}/change/", f"{RULES}limit/?name=looks"):
+        assert "Replaces: 10 per second" in operator.get(url).content.decode()
+
+
 def test_a_rule_is_saved_as_a_new_one_with_its_tiers(operator: Client) -> None:
     """The new rule has the entered name, and the original is unchanged. The name has to differ."""
     one = RateLimitRule.objects.create(
@@ -271,8 +298,3 @@ def test_a_rule_is_saved_as_a_new_one_with_its_tiers(operator: Client) -> None:
     assert copy.spec == {**original.spec, "name": "site, copy"}
     for odd in ("settings=x", "instead=nothing", "beside="):
         assert operator.get(f"{RULES}add/?{odd}").status_code == 200
-
-
-def test_a_name_made_at_run_time_is_listed_as_well() -> None:
-    """The name is listed as soon as the limiter exists."""
-    assert "parcels in code" in known_call_sites.names()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from typing import Any
 
 import pytest
 from django.contrib import admin
@@ -14,7 +13,7 @@ from django.urls import path
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from tests.support.users import serve_admin, staff
+from tests.support.users import staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FORM = "/admin/django_ratelimit_lua/ratelimitoverride/add/"
@@ -32,11 +31,6 @@ def ok(request: HttpRequest) -> HttpResponse:
 
 
 urlpatterns = [path("admin/", admin.site.urls), path("export", export), path("ok", ok)]
-
-
-@pytest.fixture(autouse=True)
-def site(settings: Any, no_others: None) -> None:
-    serve_admin(settings, __name__)
 
 
 def effects(operator: Client, **values: str) -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 from io import StringIO
-from typing import Any
 
 import pytest
 from django.contrib import admin
@@ -20,19 +19,12 @@ from django_ratelimit_lua.models import RateLimitChange, RateLimitHost, RateLimi
 from django_ratelimit_lua.operations.health import ahealth, health
 from django_ratelimit_lua.rules.provider import refresh_ruleset
 from django_ratelimit_lua.store import get_store
-from tests.support.users import ADMIN_MIDDLEWARE, staff
+from tests.support.users import staff
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet")]
 urlpatterns = [path("admin/", admin.site.urls)]
 HERE = "/admin/django_ratelimit_lua/processes/"
 HOST = socket.gethostname()
-
-
-@pytest.fixture(autouse=True)
-def site(settings: Any) -> None:
-    """A site with an admin."""
-    settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = ADMIN_MIDDLEWARE
 
 
 def beat_on(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> list[Heartbeat]:
@@ -94,17 +86,6 @@ def test_an_invalid_published_weight_is_ignored() -> None:
     ruleset = refresh_ruleset()
     assert ruleset.weights == {"web": 7}
     assert "the weight of the host 'odd' is 0" in ruleset.problems[0]
-
-
-def test_the_process_page_reports_that_redis_is_unavailable(settings: Any) -> None:
-    """The page has the reason instead of the processes."""
-    ada = staff("view_ratelimitrule", name="ada")
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    }
-    page = ada.get(HERE)
-    assert page.status_code == 200
-    assert "Redis does not answer" in page.content.decode()
 
 
 def test_health_and_its_command_list_the_processes() -> None:

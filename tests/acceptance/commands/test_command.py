@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import resource
 import sys
@@ -31,7 +30,7 @@ from django_ratelimit_lua.models import (
     RateLimitRevision,
     RateLimitRule,
 )
-from django_ratelimit_lua.rules import RuleError, compile, provider
+from django_ratelimit_lua.rules import RuleError, provider
 from django_ratelimit_lua.rules.describe import describe_spec
 from django_ratelimit_lua.rules.options import field_names
 from tests.acceptance.rules.rule_strategies import rules as odd_rules
@@ -112,12 +111,7 @@ def test_explain_lists_the_limits_of_a_request(settings: Any) -> None:
         == "No rule applies.\nThe next request like this would be allowed.\n"
     )
     assert "exempt: static" in said("explain", "--path", "/static/x.css", "--method", "post")
-    for wrong, problem in (
-        (("--header", "key"), "use NAME:VALUE"),
-        (("--user", "nobody"), "no user has this"),
-    ):
-        with pytest.raises(CommandError, match=problem):
-            said("explain", *wrong)
+    assert "No URL pattern matches this path." in said("explain", "--path", "/nowhere/")
 
 
 def test_export_and_import_are_inverse(tmp_path: Path, settings: Any) -> None:
@@ -157,34 +151,13 @@ def test_export_and_import_are_inverse(tmp_path: Path, settings: Any) -> None:
     assert RateLimitRule.objects.get(name="api").spec == rules[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("{", "not YAML"),
-        ("name: x", "must be a list of rules"),
-        ("- 5", "is not a rule"),
-        ("- {name: x}", "needs a limit"),
-        (
-            "- {name: x, key: os.system, rate: 1/m, path: /}",
-            "callables are only allowed in the settings",
-        ),
-        ("- {name: x, key: ip, rate: [1/s, 2], path: /}", "or a list of rates"),
-        (
-            "- {name: x, key: ip, rate: 1/s, path: /}\n- {name: x, key: ip, rate: 1/s, path: /}",
-            "two rules have the name x",
-        ),
-        ("- {name: x, key: ip, rate: 1/s, path: /, tiers: [{rate: 1/s}]}", "tier"),
-        ("- {name: x, key: ip, rate: 1/s, path: /, order: first}", "order is 'first'"),
-        ("- {name: x, key: ip, rate: 1/s, path: /, method: 5}", "method is 5"),
-    ],
-)
-def test_an_invalid_file_changes_nothing(text: str, problem: str, tmp_path: Path) -> None:
+def test_an_invalid_file_changes_nothing(tmp_path: Path) -> None:
     """A dry run reports the same error."""
     RateLimitRule.objects.create(name="kept", path="/", key="ip", rate="5/m")
     file = tmp_path / "rules.yaml"
-    file.write_text(text)
+    file.write_text("- {name: new, key: ip, rate: 5/m, path: /}\n- {name: x}")
     for option in ("--dry-run", "--delete"):
-        with pytest.raises(CommandError, match=problem.replace("[", r"\[")):
+        with pytest.raises(CommandError, match="line 2: rule 'x': A rule needs a limit"):
             said("import", str(file), option)
     assert RateLimitRule.objects.get().name == "kept"
     with pytest.raises(CommandError, match="No such file"):
@@ -278,64 +251,6 @@ def test_a_rules_file_can_be_piped_to_import(monkeypatch: Any) -> None:
     assert "+ x: 1 per second per address, on /x" in said("import", "-")
 
 
-names = st.text("abc /é:-", min_size=1, max_size=8).map(str.strip).filter(bool)
-numbers = st.integers(1, 1000)
-rates = st.builds(
-    "{}/{}{}".format,
-    st.integers(0, 1000),
-    st.sampled_from(["", "2", "15"]),
-    st.sampled_from("smhdw"),
-)
-declared = st.fixed_dictionaries(
-    {
-        "name": names,
-        "key": st.sampled_from(["ip", "user", ["ip", "post:username"], "header:X-Key"]),
-        "rate": rates,
-    },
-    optional={
-        "description": names,
-        "order": st.integers(-5, 5).filter(bool),
-        "path": st.just("/api/")
-        | st.lists(st.sampled_from(["/a", "/b*", "/**.php"]), min_size=2, unique=True),
-        "route": names,
-        "group": names,
-        "method": st.lists(st.sampled_from(["GET", "POST", "PUT"]), min_size=1, unique=True).map(
-            sorted
-        ),
-        "audience": st.sampled_from(["anonymous", "staff", ["group:free", "group:pro"]]),
-        "tiers": st.sets(names.filter(lambda name: ":" not in name), min_size=1).map(
-            lambda of: [{"group": one, "rate": "5/m"} for one in sorted(of)]
-        ),
-        "cost": st.integers(0, 5),
-        "message": names,
-        "mode": st.sampled_from(["shadow", "off"]),
-        "segments": numbers,
-        "on_store_error": st.sampled_from(["open", "closed"]),
-    },
-)
-
-
-@example_settings(
-    max_examples=examples(60),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(st.lists(declared, max_size=4, unique_by=lambda one: one["name"]))
-def test_every_rule_survives_yaml_export_and_import(rules: list[dict[str, Any]]) -> None:
-    """The exported YAML equals the imported YAML."""
-    rules = json.loads(json.dumps(rules))  # Examples share lists, which YAML would refer to.
-    for one in rules:
-        if not {"path", "route"} & set(one) and one.get("group") == one["name"]:
-            del one["group"]
-    apply(plan(dump(rules)))
-    exported = yaml.safe_load(export()) or []
-    key = lambda one: one["name"]  # noqa: E731
-    assert sorted(exported, key=key) == sorted(rules, key=key)
-    assert plan(export()) == []
-    for one in exported:
-        compile(one, plain=True)
-
-
 @pytest.mark.parametrize("name", ["everyone", "anonymous", "authenticated", "staff"])
 def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) -> None:
     """A group with the name of an audience needs the prefix `group:`."""
@@ -348,51 +263,6 @@ def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) 
     assert of_groups["audience"] == [f"group:{name}"]
     assert f"for group {name}" in describe_spec(of_groups)
     assert "group" not in describe_spec(made)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (
-            "- {name: x, path: /, key: ip, rate: 1/s, audience: [staff, anonymous]}",
-            "line 1: rule 'x': audience is .* make a rule for each",
-        ),
-        (
-            "- {name: x, path: /, key: 'header:X+Y', rate: 1/s}",
-            "line 1: rule 'x': key is 'header:X\\+Y'",
-        ),
-        ('- {name: x, path: "/a\\n/b", key: ip, rate: 1/s}', "path is .* in one line"),
-        ("- {name: x, path: /, key: ip, rate: 1/s, 5: y}", "unknown field '5'"),
-        ("\n\n- {name: x, path: /, key: 5, rate: 1/s}", "line 3: rule 'x': key is 5"),
-        (
-            "- {name: 'x ', path: /, key: ip, rate: 1/s}",
-            "line 1: rule 'x ': Enter the text without spaces",
-        ),
-        ("- {name: x, path: /, key: ip, rate: 1/s, order: " + "9" * 5000 + "}", "order is '9"),
-        (
-            "- {name: x, path: /, key: ip, rate: 1/s, order: 9999999999999999999999}",
-            "line 1: rule 'x': order is 9",
-        ),
-        (
-            "- {name: " + "x" * 201 + ", path: /, key: ip, rate: 1/s}",
-            "At most 200 characters fit; these are 201",
-        ),
-        ("- name: x\n- ? [a, b]\n  : 1", "line 2: not YAML: found unhashable key"),
-        ('- name: x\n  order: !!int "x"', "order is 'x'"),
-        ("- name: x\n  exempt: !!bool maybe", "exempt is 'maybe'"),
-        ("- name: x\n- {name: y, order: 0b_}", "line 2: rule 'y': order is '0b_'"),
-        ("- name: x\n- {name: y, order: =}", "line 2: rule 'y': order is '='"),
-        ("- {name: x, path: /, exempt: true, audience: 5}", "audience is "),
-        ("- {name: x, path: /, exempt: 'no'}", "exempt is 'no'"),
-    ],
-)
-def test_an_error_in_a_file_contains_the_line_the_rule_and_the_field(
-    text: str, problem: str
-) -> None:
-    """No rule is stored."""
-    with pytest.raises(RuleError, match=re.compile(problem, re.DOTALL)):
-        apply(plan(text))
-    assert not RateLimitRule.objects.exists()
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
@@ -412,13 +282,8 @@ def test_an_empty_file_deletes_no_rule(text: str, tmp_path: Path) -> None:
     assert said("export") == "[]\n"
 
 
-def test_explain_lists_values_that_it_cannot_evaluate(settings: Any) -> None:
-    """An invalid address is an error. If a function determines the address, the output says that it
-    may not use the given one.
-    """
-    for wrong in ("999.1", "", "localhost"):
-        with pytest.raises(CommandError, match="is not an address"):
-            said("explain", "--ip", wrong)
+def test_explain_reports_that_a_function_determines_the_address(settings: Any) -> None:
+    """The function may return another address than the given one."""
     assert "is a function" not in said("explain", "--ip", "2001:db8::1")
     settings.RATELIMIT_IP_META_KEY = f"{__name__}.whence"
     assert "RATELIMIT_IP_META_KEY is a function" in said("explain", "--ip", "203.0.113.9")

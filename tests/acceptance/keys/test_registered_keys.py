@@ -27,8 +27,8 @@ from django_ratelimit_lua.management.arguments import build_request
 from django_ratelimit_lua.management.verbs import clients
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
-from tests.acceptance.admin.test_admin import RULES, errors, given
-from tests.acceptance.admin.test_admin_clients import CLIENT, press, words
+from tests.acceptance.admin.test_admin import CLIENTS, RULES, errors, given, page_text
+from tests.acceptance.admin.test_admin_clients import press
 from tests.acceptance.commands.test_forget import traces
 from tests.support.limits import add_tier
 
@@ -308,8 +308,8 @@ def test_a_client_is_found_by_the_value_of_a_key(operator: Client) -> None:
     rule(rate="1/m")
     for name in ("acme", "globex"):
         get(name)
-    page = operator.get(CLIENT, {"q": "acme"}, follow=True)
-    assert "Refused by" in words(page)
+    page = operator.get(CLIENTS, {"q": "acme"}, follow=True)
+    assert "Refused by" in page_text(page)
     assert digest(("tenant", "acme")).decode() in page.redirect_chain[-1][0]
     RateLimitRule.objects.update(rate="9/m")
     RateLimitRule.objects.get().save()
@@ -373,7 +373,7 @@ def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -
     block.set_value("acme")
     block.save()
     settings.RATELIMIT_KEYS = {}
-    page = words(operator.get(RULES))
+    page = page_text(operator.get(RULES))
     found = " ".join(health().problems)
     for problem in ("Unknown key 'tenant'", "'plan:pro' is not KEY:VALUE"):
         assert problem in found

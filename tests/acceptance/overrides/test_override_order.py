@@ -12,8 +12,6 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
-from rest_framework.throttling import AnonRateThrottle
-from rest_framework.views import APIView
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.management.arguments import build_request
@@ -40,16 +38,11 @@ def at_a_call_site(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
-class Throttled(APIView):
-    throttle_classes = (AnonRateThrottle,)
-
-
 urlpatterns = [
     path("enforced/", limits),
     path("shadow/", limits),
     path("free/", limits),
     path("site/", at_a_call_site),
-    path("throttled/", Throttled.as_view()),
 ]
 
 
@@ -187,14 +180,3 @@ def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
         said("explain", "--path", "/free/", "--ip", "10.0.0.7").count("skipped, as it does not fit")
         == 1
     )
-
-
-def test_explain_names_code_that_it_does_not_examine() -> None:
-    """The output names throttles that decide themselves, and a path without a URL pattern."""
-    text = said("explain", "--path", "/throttled/")
-    assert (
-        "Not checked: rest_framework.throttling.AnonRateThrottle, a throttle that decides "
-        "by itself." in text
-    )
-    assert "No URL pattern matches this path." in said("explain", "--path", "/nowhere/")
-    assert explain(build_request("/free/")).notes == []

@@ -13,8 +13,8 @@ from django.test import Client
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.subjects import Subject, add_override
 from tests.acceptance.admin import test_admin
-from tests.acceptance.admin.test_admin import OVERRIDES
-from tests.acceptance.admin.test_admin_clients import of, press, words
+from tests.acceptance.admin.test_admin import OVERRIDES, page_text
+from tests.acceptance.admin.test_admin_clients import of, press
 from tests.acceptance.commands.test_reset_and_block import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,19 +25,14 @@ FORM = {"effect": "block", "network": ADDRESS, "duration": "3600"}
 
 def test_a_form_sent_twice_adds_one_override(operator: Client) -> None:
     """The page reports that the override is already present, and no addition."""
-    assert (
-        "was added successfully"
-        in operator.post(f"{OVERRIDES}add/", FORM, follow=True).content.decode()
+    page, again = (
+        operator.post(f"{OVERRIDES}add/", FORM, follow=True).content.decode() for _ in range(2)
     )
-    page = operator.post(f"{OVERRIDES}add/", FORM, follow=True).content.decode()
-    assert f"Already present, so not added again: {ADDRESS}." in page
-    assert "was added successfully" not in page
-    assert (
-        RateLimitOverride.objects.count()
-        == LogEntry.objects.count()
-        == RateLimitChange.objects.count()
-        == 1
-    )
+    assert "was added successfully" in page
+    assert f"Already present, so not added again: {ADDRESS}." in again
+    assert "was added successfully" not in again
+    for model in (RateLimitOverride, LogEntry, RateLimitChange):
+        assert model.objects.count() == 1
 
 
 @pytest.mark.parametrize(
@@ -82,7 +77,7 @@ def test_a_repeated_button_or_command_adds_one_override(operator: Client) -> Non
     client = of("ip", ADDRESS)
     for action in ("exempt", "block"):
         for _time in range(2):
-            page = words(press(operator, client, action, duration="3600"))
+            page = page_text(press(operator, client, action, duration="3600"))
             assert "for 1 hour" in page
         assert "The same override is already present, so none was added." in page
     assert RateLimitOverride.objects.count() == 2

@@ -16,7 +16,6 @@ from django.test import Client
 from django_ratelimit_lua.limits.call import Revision, StaleRules
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.rules.snapshot import Snapshot
 from django_ratelimit_lua.store import Deadline
 from tests.acceptance.processes.test_forks import child_of, ended
 from tests.acceptance.rules.test_rules import another_process, get, rule
@@ -54,19 +53,6 @@ def put(direct: redis.Redis, prefix: str, rules: list[dict[str, Any]]) -> Revisi
     part = json.dumps({"tag": tag, "rules": rules})
     direct.hset(key, mapping={"revision": revision.text, "rules": part})
     return revision
-
-
-def test_an_edit_compiles_only_the_changed_rule() -> None:
-    """The other compiled rules are the same objects."""
-    before = Ruleset((), Snapshot(rules={"rules": declared(1000, 5)}))
-    edited = declared(1000, 5)
-    edited[7]["rate"] = "1/m"
-    after = Ruleset((), Snapshot(rules={"rules": edited}), before=before)
-    changed = [rule.name for rule in after.rules if before.by_name[rule.name] is not rule]
-    assert changed == ["rule 8"]
-    assert Ruleset(
-        (), Snapshot(rules={"rules": edited[1:]}), before=after
-    ).by_name.keys() == after.by_name.keys() - {"rule 1"}
 
 
 def test_the_old_rules_stay_until_all_new_ones_are_compiled(

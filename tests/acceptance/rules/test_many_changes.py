@@ -29,16 +29,10 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
 )
 from django_ratelimit_lua.models.audit import AuditedModel
+from tests.acceptance.admin.test_admin import OVERRIDES
 from tests.acceptance.rules.test_rules import get, rule
+from tests.support.users import ADMIN_MIDDLEWARE
 
-WITH_ADMIN = {
-    "ROOT_URLCONF": "tests.acceptance.admin.test_admin",
-    "MIDDLEWARE": [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-    ],
-}
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -58,6 +52,16 @@ def overrides(count: int, **fields: Any) -> list[RateLimitOverride]:
 
 def users(count: int) -> list[User]:
     return User.objects.bulk_create(User(username=f"user {number}") for number in range(count))
+
+
+def select_all(operator: Client, action: str) -> None:
+    """Apply an action of the admin to all overrides."""
+    chosen = [str(pk) for pk in RateLimitOverride.objects.values_list("pk", flat=True)]
+    given = {"action": action, "_selected_action": chosen, "post": "yes", "select_across": "1"}
+    urls = "tests.acceptance.admin.test_admin"
+    admin = {"ROOT_URLCONF": urls, "MIDDLEWARE": ADMIN_MIDDLEWARE}
+    with override_settings(DATA_UPLOAD_MAX_NUMBER_FIELDS=None, **admin):
+        operator.post(OVERRIDES, given)
 
 
 def rules(count: int) -> list[RateLimitRule]:
@@ -129,19 +133,12 @@ def test_changes_of_many_rows_are_one_revision(case: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(count: int) -> None:
+def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(
+    count: int, operator: Client
+) -> None:
     """These are `bulk_update` in several statements, an import of rules, and actions of
     the admin.
     """
-    admin = User.objects.create_superuser("root", password="root")
-    browser = Client()
-    browser.force_login(admin)
-
-    def selected(action: str) -> None:
-        chosen = [str(pk) for pk in RateLimitOverride.objects.values_list("pk", flat=True)]
-        given = {"action": action, "_selected_action": chosen, "post": "yes", "select_across": "1"}
-        with override_settings(DATA_UPLOAD_MAX_NUMBER_FIELDS=None, **WITH_ADMIN):
-            browser.post("/admin/django_ratelimit_lua/ratelimitoverride/", given)
 
     def one(change: Callable[[], Any]) -> None:
         before = RateLimitRevision.read("default")[0]
@@ -152,9 +149,9 @@ def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(count: in
 
     overrides(count, effect="limit", rate="1000000/h", rule="site")
     one(update_by_hand)
-    one(lambda: selected("end_now"))
+    one(lambda: select_all(operator, "end_now"))
     assert not RateLimitOverride.objects.active().exists()
-    one(lambda: selected("delete_selected"))
+    one(lambda: select_all(operator, "delete_selected"))
     assert not RateLimitOverride.objects.exists()
     assert LogEntry.objects.count() == 2 * count
     rules(count)
@@ -179,21 +176,15 @@ def test_too_many_changes_are_one_history_entry() -> None:
     assert {row.rule for row in RateLimitOverride.objects.all()} == {"other"}
 
 
-def test_the_queries_of_a_deletion_do_not_grow_with_each_override() -> None:
+def test_the_queries_of_a_deletion_do_not_grow_with_each_override(operator: Client) -> None:
     """Thousands of overrides are deleted by a queryset, with three statements for 999 of them on
     SQLite. In the admin, Django's log adds a statement for 142 of them.
     """
-    browser = Client()
-    browser.force_login(User.objects.create_superuser("root", password="root"))
-
-    def in_the_admin() -> None:
-        chosen = [str(pk) for pk in RateLimitOverride.objects.values_list("pk", flat=True)]
-        given = {"action": "delete_selected", "_selected_action": chosen, "post": "yes"}
-        with override_settings(DATA_UPLOAD_MAX_NUMBER_FIELDS=None, **WITH_ADMIN):
-            browser.post("/admin/django_ratelimit_lua/ratelimitoverride/", given)
-
-    cases = {lambda: RateLimitOverride.objects.all().delete(): 8, in_the_admin: 8 + 2_000 // 142}
-    for delete, most in cases.items():
+    cases: list[tuple[Callable[[], Any], int]] = [
+        (lambda: RateLimitOverride.objects.all().delete(), 8),
+        (lambda: select_all(operator, "delete_selected"), 8 + 2_000 // 142),
+    ]
+    for delete, most in cases:
         queries = []
         for count in (1_000, 3_000):
             overrides(count)
@@ -252,11 +243,8 @@ def test_other_models_of_the_site_are_not_affected() -> None:
     )
     with CaptureQueriesContext(connection) as captured:
         assert Session.objects.all().delete()[0] == 20_000
-    assert [query["sql"] for query in captured] == [
-        "BEGIN",
-        'DELETE FROM "django_session"',
-        "COMMIT",
-    ]
+    statements = [query["sql"] for query in captured]
+    assert statements == ["BEGIN", 'DELETE FROM "django_session"', "COMMIT"]
     assert Collector("default").can_fast_delete(Session.objects.all())
     assert Collector("default").can_fast_delete(RateLimitChange.objects.all())
     for model in apps.get_models():

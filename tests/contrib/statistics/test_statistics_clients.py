@@ -117,7 +117,7 @@ def test_the_page_from_a_reference_has_the_numbers_of_the_refusal(
     Counts that a masked name does not lead to are left out.
     """
     settings.RATELIMIT_SHOW_IDENTITIES = shows
-    settings.ROOT_URLCONF = "tests.acceptance.admin.test_client_search"
+    settings.ROOT_URLCONF = "tests.acceptance.admin.test_admin_clients"
     visitor = Client(REMOTE_ADDR="203.0.113.1")
     answers = [visitor.post("/login", {"username": "mary"}) for _ in range(6)]
     used = [f"{state.used} / {state.limit}" for state in answers[-1].wsgi_request.ratelimit.limits]

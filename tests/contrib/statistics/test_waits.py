@@ -11,7 +11,8 @@ from django.test import Client
 from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.contrib.statistics.keys import SITE
 from django_ratelimit_lua.contrib.statistics.reading import Span
-from tests.acceptance.admin.test_admin_overview import shown, site  # noqa: F401 - site is a fixture
+from tests.acceptance.admin.test_admin import site  # noqa: F401 - a fixture
+from tests.acceptance.admin.test_admin_overview import shown
 
 pytestmark = pytest.mark.django_db(transaction=True)
 WAITED = (0.3, 0.7, 0.7, 45.0)

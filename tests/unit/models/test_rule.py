@@ -99,6 +99,12 @@ def test_a_rate_keeps_its_unit(rate: str) -> None:
         ({"options": {"burst": 0}}, "burst"),
         ({"options": {"burst": 5}}, "burst"),
         ({"options": {"tiers": [{"group": "pro"}]}}, "tiers"),
+        ({"options": {"cost": 10**9 + 1}}, "cost"),
+        ({"options": {"algorithm": "token_bucket", "max_wait": 1e300}}, "max_wait"),
+        ({"options": {"algorithm": "fixed_window", "align": "month"}}, "align"),
+        ({"options": {"algorithm": "fixed_window", "time_zone": "../etc"}}, "time_zone"),
+        ({"options": {"brust": 5}}, "name"),
+        ({"options": 5}, "name"),
     ],
 )
 def test_a_save_raises_the_error_of_the_invalid_field(fields: dict[str, Any], field: str) -> None:

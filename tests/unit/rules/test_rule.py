@@ -20,6 +20,7 @@ from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.snapshot import compile_entry
 from django_ratelimit_lua.views.call_sites import call_site, known_call_sites
 
+BY_DAY = {"algorithm": "fixed_window", "align": "day"}
 API = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
 
 
@@ -82,12 +83,23 @@ def test_a_rule_is_compiled_as_declared() -> None:
         ({"description": 5}, "description"),
         ({"route": ""}, "route"),
         ({"group": ""}, "group"),
+        ({"cost": 2**60}, "cost"),
+        ({"key": "ip\n"}, "key"),
+        ({"name": "a\ud800"}, "name"),
+        ({"count_denied": "no"}, "count_denied"),
+        ({"path": False}, "path"),
+        ({"tiers": [{"group": "pro", "rate": "os.system"}]}, "tiers"),
+        ({"tiers": [{"group": "pro", "rate": "5/m", "burst": 0}]}, "tiers"),
+        ({"algorithm": ["gcra"]}, "algorithm"),
+        ({**BY_DAY, "rate": "5/d", "tiers": [{"group": "pro", "rate": "50/m"}]}, "tiers"),
+        ({5: "five"}, "name"),
     ],
 )
-def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
-    """The error names the rule and the invalid field."""
-    with pytest.raises(RuleError, match="RATELIMIT_RULES: rule 'api'") as raised:
-        declared(**words)
+@pytest.mark.parametrize("plain", [False, True], ids=["settings", "file"])
+def test_errors_name_their_field(words: dict[Any, Any], field: str, plain: bool) -> None:
+    """Settings and files are checked by the same code, for values of any type."""
+    with pytest.raises(RuleError) as raised:
+        compile({**API, **words}, plain=plain)
     assert raised.value.field == field
 
 
@@ -122,6 +134,9 @@ def test_tiers_are_ordered_and_each_invalid_tier_is_an_error() -> None:
     [
         ({"name": " a"}, "without spaces"),
         ({"route": "a\u200b"}, "without invisible"),
+        ({"name": "a\u202eb"}, "without invisible"),
+        ({"name": "a\u2028b"}, "without invisible"),
+        ({"name": "a\x07b"}, "without control"),
         ({"name": "a" * 201}, "At most 200"),
         ({"audience": [f"group:{'g' * 100}{number}" for number in range(10)]}, "At most 1000"),
         ({"order": 2**31}, "2147483647"),
@@ -301,7 +316,6 @@ def test_a_rule_by_user_counts_all_anonymous_clients_together(
 
 
 BUCKET = {"algorithm": "token_bucket"}
-BY_DAY = {"algorithm": "fixed_window", "align": "day"}
 BANS = {"ban_after": 3, "ban_for": "1h"}
 VALUES: dict[str, tuple[dict[str, Any], object, object]] = {
     "algorithm": ({}, "token_bucket", "fixed_window"),
