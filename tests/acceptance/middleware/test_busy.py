@@ -25,8 +25,9 @@ from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.throttling import RuleThrottle
-from tests.acceptance.admin.test_admin import ADMIN_MIDDLEWARE, RULES, given
+from tests.acceptance.admin.test_admin import RULES, given
 from tests.engine.test_cost import calls
+from tests.support.users import ADMIN_MIDDLEWARE
 
 BUSY: dict[str, Any] = {"name": "busy", "path": "/", "key": "ip", "rate": "0/s", "waited": "500ms"}
 OTHER = {"name": "other", "path": "/", "key": "ip", "rate": "100/m"}
