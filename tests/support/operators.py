@@ -36,7 +36,6 @@ CLICKS = {
     "undo a change of a rule": 3,
     "check and enforce a rule in shadow mode": 4,
     "find the clients refused most in the last hour": 2,
-    "find the limit that refused a request, by its reference": 2,
     "explain a refusal by its reference": 3,
     "unblock a customer locked out at login": 3,
     "raise the limit of one customer": 7,

@@ -103,9 +103,7 @@ def test_a_rule_is_created_changed_and_deleted_in_the_form(operator: Client) -> 
 
 
 def test_the_rule_list_shows_sentences_and_switches_modes(operator: Client) -> None:
-    """Each rule has a sentence, and links to its page and its form. An action changes its mode;
-    turning it off has to be confirmed.
-    """
+    """Each rule has a sentence, and links to its page and its form."""
     rule = RateLimitRule.objects.create(
         name="a/b c", path="/ok", key="user_or_ip", rate="1/h", mode="shadow"
     )
@@ -164,9 +162,7 @@ def test_the_plot_shows_the_effect_of_an_unsaved_rule(
 
 
 def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Client) -> None:
-    """An override lasts for an hour, until a time or for good. The pages never contain a secret
-    value.
-    """
+    """An override lasts for an hour, until a time or for good."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h")
     form = {"effect": "block", "network": "203.0.113.9", "duration": "3600", "reason": "scraping"}
     operator.post(f"{OVERRIDES}add/", form)
@@ -236,9 +232,7 @@ def test_the_form_finds_users_by_autocomplete(operator: Client) -> None:
 
 
 def test_the_history_shows_and_undoes_changes(operator: Client) -> None:
-    """The history shows old and new values in words, and the operator. Undoing a change brings back
-    what was before it, also if the rule was deleted. What would change nothing is not offered.
-    """
+    """The history shows old and new values in words, and the operator."""
     operator.post(f"{RULES}add/", given(path="/ok", key="ip", rate="5/h"))
     rule = RateLimitRule.objects.get()
     for fields in ({"rate": "1/h", "name": "renamed"}, {"rate": "1/h", "method": ["GET"]}):
@@ -321,9 +315,7 @@ def test_pages_offer_only_permitted_actions(permissions: tuple[str, ...]) -> Non
 
 
 def test_multiline_texts_are_kept_by_form_and_file_alike(operator: Client) -> None:
-    """The form shows the lines of the file. Saving it with the line breaks of a browser changes
-    nothing.
-    """
+    """The form shows the lines of the file."""
     lines = 'message: "One.\\nTwo.", description: "A.\\nB."'
     text = f"- {{name: site, path: /ok, key: ip, rate: 5/h, {lines}}}"
     apply(plan(text))

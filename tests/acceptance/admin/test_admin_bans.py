@@ -86,9 +86,7 @@ def test_the_page_shows_the_client_and_the_reason(operator: Client) -> None:
 
 
 def test_unbanning_takes_effect_immediately(operator: Client) -> None:
-    """It applies to the next request. Earlier bans are remembered, unless they are forgotten. The
-    history names the operator.
-    """
+    """It applies to the next request."""
     assert attack().status_code == 429
     page = act(operator, "lift")
     assert "is lifted." in page_text(page)
@@ -139,9 +137,7 @@ def test_a_ban_can_be_converted_to_a_temporary_block_of_the_same_client(
 def test_a_block_of_a_banned_client_shows_and_stores_no_secret(
     settings: Any, shows: str, direct: redis.Redis, prefix: str
 ) -> None:
-    """A secret value is blocked, but is not on the pages, in the override or in the history. It is
-    in Redis only if identities are shown in full.
-    """
+    """A secret value is blocked, but is not on the pages, in the override or in the history."""
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     client = Client(REMOTE_ADDR=ATTACKER, headers={"x-api-key": "s3cr3t-of-ada"})
     for _ in range(3):
@@ -192,9 +188,7 @@ def test_bans_that_have_ended_are_reported_as_ended(operator: Client) -> None:
 def test_bans_are_chosen_by_rule_and_listed_in_pages(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The latest bans come first. An invalid page number shows a
-    page.
-    """
+    """The latest bans come first."""
     monkeypatch.setattr("django_ratelimit_lua.admin.bans.SHOWN", 3)
     RateLimitRule.objects.create(
         name="banned-by-ip", rate="1/h", key="ip", options={"ban_after": 2, "ban_for": "10m"}

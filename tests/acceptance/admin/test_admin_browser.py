@@ -79,9 +79,7 @@ def previewed(browser: Any) -> str:
 
 
 def test_the_rule_form_shows_the_fields_of_the_algorithm(browser: Any, demo: str) -> None:
-    """A text for the key is shown only for *other*. Options that the algorithm does not have are
-    hidden, unless they have a value. No algorithm has more than 25 fields, besides tiers.
-    """
+    """A text for the key is shown only for *other*."""
     sign_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
     unfold(browser)
@@ -143,9 +141,7 @@ TIER = ("group", "rate", "burst")
 
 
 def test_the_form_of_a_rule_shows_its_fields_next_to_the_preview(browser: Any, demo: str) -> None:
-    """At 1280 pixels, no field is below the preview. Options that the algorithm does not support
-    are hidden with their help texts.
-    """
+    """At 1280 pixels, no field is below the preview."""
     browser.set_window_size(1280, 1000)
     sign_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
@@ -320,9 +316,7 @@ return arguments[0].map(top);
 
 @pytest.mark.parametrize("name", LONG_PAGES)
 def test_no_column_is_cut_off_at_any_width(name: str, browser: Any, places: Any) -> None:
-    """With long names and lists, every cell and button is on the screen. On a phone, rows are cards
-    with labelled values. No digest is displayed, and moments are short.
-    """
+    """With long names and lists, every cell and button is on the screen."""
     address, digest = places(FURNISH)
     sign_in(browser, address)
     browser.get(address + LONG_PAGES[name])

@@ -82,9 +82,7 @@ def state() -> tuple[set[bytes], set[int]]:
 
 
 def test_pages_hide_names_and_reasons_from_users_without_permission(treated: Treated) -> None:
-    """Bans and overrides have no names, also on the page of their client. An override is identified
-    by its number.
-    """
+    """Bans and overrides have no names, also on the page of their client."""
     reader = staff("view_ratelimitrule")
     urls = [
         APP,
@@ -102,6 +100,7 @@ def test_pages_hide_names_and_reasons_from_users_without_permission(treated: Tre
     allowed = staff("view_ratelimitrule", "view_identities", name="allowed")
     shown = page_text(allowed.get(f"{CLIENTS}?digest={treated.user}"))
     assert "user lovelace (the office of lovelace)" in shown
+    assert "Banned by banning-users" in shown
     blocker = staff("block_identity", name="blocker")
     assert "the office of" not in page_text(blocker.get(BANS))
 

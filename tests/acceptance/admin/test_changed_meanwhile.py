@@ -10,8 +10,8 @@ from django.contrib.auth.models import Group, User
 from django.db import connection, connections
 from django.test import Client
 
-from django_ratelimit_lua.models import Conflict, RateLimitOverride, RateLimitRule
-from tests.acceptance.admin.test_admin import OPERATOR, OVERRIDES, RULES, errors
+from django_ratelimit_lua.models import Conflict, RateLimitChange, RateLimitOverride, RateLimitRule
+from tests.acceptance.admin.test_admin import OPERATOR, OVERRIDES, RULES, errors, given
 from tests.support.users import form_data
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,9 +46,7 @@ def form_of(client: Client, rule: RateLimitRule) -> dict[str, Any]:
 def test_the_second_editor_sees_both_versions_and_may_save_on_top(
     operator: Client, other: Client, rule: RateLimitRule
 ) -> None:
-    """The error contains what the second version would change, in words. Nothing is saved until it
-    is sent again. Tiers are a part of the rule.
-    """
+    """The error contains what the second version would change, in words."""
     url = f"{RULES}{rule.pk}/change/"
     mine = {**form_of(other, rule), "description": "Mine."}
     theirs = {**form_of(operator, rule), "rate": "70/h", "tiers-0-rate": "700/h"}
@@ -130,3 +128,51 @@ def test_of_editors_who_save_at_once_one_succeeds(rule: RateLimitRule) -> None:
     stored = RateLimitRule.objects.get(pk=rule.pk)
     assert found == [stored.rate, *[f"then {stored.rate}"] * 7]
     assert stored.revision == rule.revision + 1
+
+
+def test_undoing_asks_for_the_confirmations_of_the_form(operator: Client) -> None:
+    """A rule is not turned off, and refuses no one, by an undo that was not confirmed."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="0/m", mode="off")
+    for mode, words in (
+        ("enforce", "If the rule is off, it limits no client."),
+        ("off", "A limit of 0"),
+    ):
+        rule.set_mode(mode)
+        url = f"{RULES}undo/{RateLimitChange.objects.latest('pk').pk}/"
+        page = operator.post(url, {"revision": rule.revision})
+        assert words in page.content.decode()
+        assert RateLimitRule.objects.get().mode == mode
+        sent = {**dict(page.context["sent"]), "confirm": page.context["confirmed"]}
+        assert operator.post(url, {**sent, "confirm": "another"}).status_code == 200
+        assert operator.post(url, sent).status_code == 302
+        rule.refresh_from_db()
+        assert rule.mode != mode
+
+
+def test_undoing_does_not_overwrite_a_newer_change(operator: Client) -> None:
+    """The page with the button has sent another revision, or the rule already is as before."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="5/m")
+    rule.rate = "6/m"
+    rule.save()
+    url = f"{RULES}undo/{RateLimitChange.objects.latest('pk').pk}/"
+    history = operator.get(f"{RULES}{rule.pk}/history/")
+    shown = history.context["undo_revision"]
+    assert f'name="revision" value="{shown}"' in history.content.decode()
+    rule.rate = "7/m"
+    rule.save()
+    page = operator.post(url, {"revision": shown}, follow=True).content.decode()
+    assert "was changed since this page was opened" in page
+    rule.refresh_from_db()
+    assert rule.rate == "7/m"
+    assert "as it was before" in operator.post(url, follow=True).content.decode()
+
+
+def test_a_form_of_a_deleted_rule_does_not_overwrite_the_restored_one(operator: Client) -> None:
+    """A restored rule has another revision than it ever had."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="5/m")
+    url = f"{RULES}{rule.pk}/change/"
+    rule.delete()
+    operator.post(f"{RULES}undo/{RateLimitChange.objects.latest('pk').pk}/", {"revision": ""})
+    form = given(path="/ok", key="ip", rate="9/m", revision="1")
+    assert "changed this while you were editing" in errors(operator.post(url, form))
+    assert RateLimitRule.objects.get().rate == "5/m"

@@ -275,9 +275,7 @@ def visits(name: str, times: int, **meta: Any) -> list[int]:
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_explained_limits_are_the_counted_limits(name: str) -> None:
-    """Each limit has its used units, and the refusal names the limit that refuses. After a reset,
-    the next real request is allowed.
-    """
+    """Each limit has its used units, and the refusal names the limit that refuses."""
     User.objects.create(username="ada")
     case = VIEWS[name]
 

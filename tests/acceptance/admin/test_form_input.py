@@ -208,9 +208,7 @@ def test_every_form_handles_odd_values(
 
 
 def test_a_change_of_a_name_that_is_taken_since_is_not_undone(operator: Client) -> None:
-    """The page reports it, and the other rule is not overwritten. A deleted rule comes back with
-    its primary key.
-    """
+    """The page reports it, and the other rule is not overwritten."""
     one = RateLimitRule.objects.create(name="first", path="/ok", key="ip", rate="5/m")
     RateLimitRule.objects.filter(pk=one.pk).update(name="second")
     renamed = RateLimitChange.objects.order_by("-pk")[0]

@@ -86,9 +86,7 @@ def row_of(page: str, name: str) -> str:
 
 
 def test_the_list_has_all_limits_in_the_code_and_the_settings(operator: Client) -> None:
-    """Each row has one sentence, and links to new rules. A limit that a rule replaces is not
-    listed, and a limit is named by its rule or its place.
-    """
+    """Each row has one sentence, and links to new rules."""
     page = operator.get(RULES).content.decode()
     assert "10 per second and 500 per hour per address and get:q" in row_of(page, "looks")
     assert re.search(r"looks, line \d+", row_of(page, "looks"))
@@ -185,9 +183,7 @@ def test_a_limit_that_cannot_be_copied_is_reported(operator: Client, settings: A
 
 
 def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) -> None:
-    """A rule that replaces the call site has all its rates, so it needs no confirmation. A rule in
-    addition has its key.
-    """
+    """A rule that replaces the call site has all its rates, so it needs no confirmation."""
     form = form_data(operator.get(f"{RULES}add/?instead=looks"))
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
@@ -210,9 +206,7 @@ def test_a_rule_beside_a_call_site_counts_the_same_methods(operator: Client) -> 
 
 
 def test_a_new_rule_starts_with_the_key_of_the_chosen_limit(operator: Client) -> None:
-    """Each of several limits with one name has a row of its own. The form lists all limits that
-    the rule replaces.
-    """
+    """Each of several limits with one name has a row of its own."""
     page = operator.get(RULES).content.decode()
     for number, words in enumerate(
         ("5 per 15 minutes per address", "30 per 15 minutes", "50 per hour per get:<wbr>user")

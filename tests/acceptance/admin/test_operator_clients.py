@@ -155,9 +155,7 @@ def test_two_rates_are_added_on_a_path(site: Site, operator_for: Callable[[str],
 def test_the_limit_of_one_customer_is_raised(
     site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
-    """A rule and a throttle of Django REST framework refuse. The page of the client shows both, and
-    an override for each raises them. Other clients keep the limit.
-    """
+    """A rule and a throttle of Django REST framework refuse."""
     customer, other = "127.0.10.4", "127.0.10.5"
     assert site.statuses("/api/", 5, customer) == [200] * 3 + [429] * 2
     operator = operator_for("raise the limit of one customer")

@@ -4,7 +4,6 @@ real requests. See `tests/support/operators.py`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -88,25 +87,6 @@ def test_an_operator_blocks_a_network_for_an_hour(
     assert site.ask("/", source="127.0.5.4").status == 200
 
 
-def test_an_operator_finds_the_limit_of_a_reference(
-    site: Site, operator_for: Callable[[str], Operator]
-) -> None:
-    """The customer reads the reference to the operator, who finds the limit."""
-    visitor = "127.0.6.6"
-    answers = [
-        site.ask("/login/", "POST", visitor, username="eve", password="guess") for _ in range(6)
-    ]
-    refused = answers[-1]
-    assert refused.status == 429
-    operator = operator_for("find the limit that refused a request, by its reference")
-    operator.press(".model-client a")
-    fill(operator.browser, q=json.loads(refused.body)["reference"])
-    operator.press("form:has([name=q]) button")
-    assert "Refused" in operator.text("#opened")
-    assert "Login" in operator.text("section:has(#opened)")
-    operator.is_done()
-
-
 def test_an_operator_takes_over_a_rule_of_the_settings(
     site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
@@ -141,9 +121,7 @@ def test_an_operator_undoes_a_change(site: Site, operator_for: Callable[[str], O
 def test_an_operator_checks_and_enforces_a_shadow_rule(
     site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
-    """The list shows the number of requests that the rule would have refused. Enforced, the rule
-    refuses.
-    """
+    """The list shows the number of requests that the rule would have refused."""
     assert site.statuses("/clock/", 3) == [200] * 3
     assert site.statuses("/clock/", 1, "127.0.8.8") == [200]
     operator = operator_for("check and enforce a rule in shadow mode")

@@ -156,9 +156,7 @@ ADVANCED = ["description", "order", "cost", "algorithm", "on_store_error", "ban_
 
 
 def test_the_form_has_thirteen_fields_and_the_options_of_the_algorithm(operator: Client) -> None:
-    """The options that have no effect are hidden, and shown if they have a value. Nothing of an
-    optional app that is not installed is there.
-    """
+    """The options that have no effect are hidden, and shown if they have a value."""
     answer = operator.get(f"{RULES}add/")
     assert visible(answer)[: len(FIELDS)] == FIELDS
     assert {*visible(answer)} == {*FIELDS, *ADVANCED, "exempt", "segments", "count_denied"}
@@ -234,9 +232,7 @@ def test_a_url_pattern_is_entered_as_a_path(operator: Client) -> None:
 
 
 def test_the_form_shows_what_each_group_of_clients_gets(operator: Client, client: Client) -> None:
-    """A tier without a burst of its own has that of the rule, and so has an override. The numbers
-    are those that real requests get.
-    """
+    """A tier without a burst of its own has that of the rule, and so has an override."""
     Group.objects.create(name="pro")
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="60/m")
     RateLimitOverride.objects.create(network="127.0.0.1", rule="site", effect="limit", rate="90/m")

@@ -53,9 +53,7 @@ def test_the_process_page_lists_processes_and_parts_by_host(
 
 
 def test_an_operator_sets_the_weights_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight is stored, published with the rules, and recorded in the history. An empty field
-    removes it, and an invalid one changes nothing.
-    """
+    """A weight is stored, published with the rules, and recorded in the history."""
     ada = staff("view_ratelimitrule", "change_ratelimitrule", name="ada")
     web, jobs = beat_on(monkeypatch, "web", "jobs")
     page = ada.post(HERE, {"weight-web": "7", "weight-jobs": "0"})

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import redis
-import yaml
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
@@ -25,7 +24,6 @@ from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
-from django_ratelimit_lua.management.rules_yaml import export, plan
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans
 from django_ratelimit_lua.store import Deadline
@@ -109,9 +107,7 @@ def test_the_history_lists_only_the_first_of_many_banned_clients() -> None:
 
 
 def test_a_listed_ban_is_lifted_by_its_identity() -> None:
-    """The command takes a part of the listed digest. The next request is allowed, and the history
-    names the command.
-    """
+    """The command takes a part of the listed digest."""
     visit(times=4)
     visit(address="203.0.113.10", times=4)
     ban, _other = active_bans()
@@ -159,9 +155,7 @@ def test_a_reset_ends_only_the_bans_of_that_identity() -> None:
 
 
 def test_a_shadow_ban_is_reported_as_shadow() -> None:
-    """The ban of a limit in shadow mode is listed as such. It refuses requests when the rule is
-    enforced.
-    """
+    """The ban of a limit in shadow mode is listed as such."""
     rule = RateLimitRule.objects.create(
         name="login",
         rate="1/h",
@@ -197,36 +191,6 @@ def test_bans_are_listed_by_the_clock_of_redis(hours: int, settings: Any) -> Non
         assert count_active_bans()["mail"] == 1
         lift_bans([active])
         assert limiter.hit("ada")
-
-
-def test_rules_of_the_admin_can_ban() -> None:
-    """The rule has the same options as in YAML, and the plan of an import shows their changes."""
-    rule = RateLimitRule(
-        name="api",
-        path="/",
-        key="ip",
-        rate="2/h",
-        options={"ban_after": 2, "ban_for": "10m,30m,1d", "ban_window": "1h"},
-    )
-    rule.full_clean()
-    rule.save()
-    assert rule.describe() == "2 per hour per address, banned for 10m,30m,1d after 2 refusals, on /"
-    assert [visit("/ok") for _ in range(4)] == [200, 200, 429, 429]
-    (ban,) = active_bans()
-    assert (ban.rule, ban.times) == ("api", 1)
-    text = export()
-    assert {
-        word: said for word, said in yaml.safe_load(text)[0].items() if word.startswith("ban_")
-    } == {
-        "ban_after": 2,
-        "ban_for": "10m,30m,1d",
-        "ban_window": "1h",
-    }
-    assert plan(text) == []
-    assert (
-        plan(text.replace("ban_for: 10m,", "ban_for: 20m,"))[0].words()[1].strip()
-        == "Ban for: 10m,30m,1d → 20m,30m,1d"
-    )
 
 
 def listed(direct: redis.Redis, prefix: str) -> dict[bytes, float]:

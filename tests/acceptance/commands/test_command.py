@@ -66,9 +66,7 @@ def said(*arguments: Any) -> str:
 
 
 def test_list_shows_rules_and_their_origin() -> None:
-    """Rules are listed in order, with skipped ones. A rule of the admin replaces the one in the
-    settings.
-    """
+    """Rules are listed in order, with skipped ones."""
     RateLimitRule.objects.create(
         name="site", path="/", key="user_or_ip", rate="5/m", order=3, mode="shadow"
     )
@@ -219,9 +217,7 @@ def test_a_dry_run_reports_every_problem_of_a_file(tmp_path: Path) -> None:
 
 
 def test_a_rule_and_a_limit_in_the_code_are_shown_by_name() -> None:
-    """`show` prints the fields, the place in the code and the overrides. A misspelt name is an
-    error.
-    """
+    """`show` prints the fields, the place in the code and the overrides."""
     RateLimitRule.objects.create(name="search", key="ip", rate="7/m", description="for July")
     override = RateLimitOverride.objects.create(rule="search", rate="9/m", network="203.0.113.9")
     lines = said("show", "search").splitlines()
@@ -267,9 +263,7 @@ def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
 def test_an_empty_file_deletes_no_rule(text: str, tmp_path: Path) -> None:
-    """A file without content is an error. An empty list means that there are no rules, as in an
-    export.
-    """
+    """A file without content is an error."""
     RateLimitRule.objects.create(name="site", path="/", key="ip", rate="2/h")
     file = tmp_path / "rules.yaml"
     file.write_text(text)

@@ -90,9 +90,7 @@ def row(said: Said, number: int, rule: RateLimitRule) -> RateLimitOverride:
 
 
 def test_override_precedence_is_as_documented() -> None:
-    """A more specific subject comes first, then an override that names the rule. A block for all
-    rules applies without a rule that refuses. The explanation shows the same result as the site.
-    """
+    """A more specific subject comes first, then an override that names the rule."""
     rules = {
         mode: RateLimitRule.objects.create(
             name=mode, path=f"/{mode}/", key="ip", rate="5/h", mode=mode_of

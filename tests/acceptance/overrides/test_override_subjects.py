@@ -102,9 +102,7 @@ def logged_in(username: str) -> Client:
 
 
 def test_a_block_by_digest_applies_to_every_limit_that_counts_the_client() -> None:
-    """It applies at sync and async call sites, to rules and throttles, and to keys by functions. It
-    does not apply to other clients, or without a limit that counts this client.
-    """
+    """It applies at sync and async call sites, to rules and throttles, and to keys by functions."""
     RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", rate="1000/h")
     pair = (("ip", ADDRESS), ("post", "username", "ada"))
     block = override(client=pair)
@@ -141,9 +139,7 @@ def test_the_digest_of_a_missing_value_identifies_no_client() -> None:
 
 
 def test_an_exemption_by_digest_precedes_a_block_of_the_user_and_the_network() -> None:
-    """It names exactly the client that a limit counts. A limit applies to the rule that
-    it names.
-    """
+    """It names exactly the client that a limit counts."""
     rule = RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", rate="1/h")
     ada = logged_in("ada")
     pk = str(User.objects.get().pk)

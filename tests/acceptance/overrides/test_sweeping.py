@@ -118,9 +118,7 @@ def test_only_ended_overrides_are_removed(clock: Clock, published: Published) ->
 
 
 def test_history_is_kept_for_the_configured_days(clock: Clock, settings: Any) -> None:
-    """History is kept for a year by default, and forever with None. Pruning is not a change, and
-    takes few statements.
-    """
+    """History is kept for a year by default, and forever with None."""
     for number in range(5):
         block(clock, f"203.0.113.{number}")
     clock.pass_(days=364)

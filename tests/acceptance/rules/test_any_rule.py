@@ -228,9 +228,7 @@ def test_a_valid_rule_can_be_applied_to_every_request(
 def test_any_content_of_redis_is_applied_or_ignored(
     people: None, direct: redis.Redis, prefix: str, found: list[Any], asked: list[dict[str, Any]]
 ) -> None:
-    """An older version or an operator has written the content. Valid rules apply, and the rest is
-    left out.
-    """
+    """An older version or an operator has written the content."""
     provider.load_ruleset()  # Which database is ours is known from here on.
     direct.delete(f"{prefix}{{rules}}:1")
     provider._ruleset = provider._snapshot = None
@@ -253,9 +251,7 @@ def test_any_content_of_redis_is_applied_or_ignored(
 def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
     key: str, stack: list[str], settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log, `check` and `health` report it once. Other rules apply, and later rules
-    are loaded.
-    """
+    """The log, `check` and `health` report it once."""
     settings.MIDDLEWARE = stack
     one = rule("bad", key=key, rate="1/h")
     rule("other", path="/other", rate="0/h")

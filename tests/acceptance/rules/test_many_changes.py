@@ -1,12 +1,16 @@
-"""Simultaneous changes of many rows are one revision, and other models are not affected."""
+"""Changes of many rows are one revision, and thousands of rules delay no request."""
 
 from __future__ import annotations
 
 import datetime
+import json
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
@@ -21,6 +25,7 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_ratelimit_lua.limits.call import Revision, StaleRules
 from django_ratelimit_lua.management import rules_yaml
 from django_ratelimit_lua.models import (
     RateLimitChange,
@@ -29,8 +34,12 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
 )
 from django_ratelimit_lua.models.audit import AuditedModel
+from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.store import Deadline
 from tests.acceptance.admin.test_admin import OVERRIDES
-from tests.acceptance.rules.test_rules import get, rule
+from tests.acceptance.processes.test_forks import child_of, ended
+from tests.acceptance.rules.test_rules import another_process, get, rule
 from tests.support.users import ADMIN_MIDDLEWARE
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -162,9 +171,7 @@ def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(
 
 
 def test_too_many_changes_are_one_history_entry() -> None:
-    """A rule with more than a thousand overrides is renamed. The history has one entry, and all
-    changes are published.
-    """
+    """A rule with more than a thousand overrides is renamed."""
     of_a_rule(1100)
     assert get(REMOTE_ADDR="10.0.3.7") == [429]
     RateLimitChange.objects.all().delete()
@@ -263,3 +270,127 @@ def test_changes_of_a_migration_without_signals_are_published() -> None:
     historical.objects.update(rate="40/h")  # Which sends no signal.
     emit_post_migrate_signal(0, False, "default", plan=[(Migration("0001", "anything"), False)])
     assert Client().get("/search").content == b"search=40"
+
+
+def declared(count: int, limit: int, edit: int = 0) -> list[dict[str, Any]]:
+    """Return rules that differ from those of another edit, and a rule for /ok."""
+    others = [
+        {
+            "id": n,
+            "name": f"rule {n}",
+            "path": f"/app{n}/*/",
+            "key": "ip",
+            "rate": f"{100 + edit}/m",
+        }
+        for n in range(1, count)
+    ]
+    return [*others, {"id": count, "name": "met", "path": "/ok", "key": "ip", "rate": f"{limit}/h"}]
+
+
+def put(direct: redis.Redis, prefix: str, rules: list[dict[str, Any]]) -> Revision:
+    """Publish rules without the database, and return the revision."""
+    key = f"{prefix}{{rules}}:1"
+    number, _rules, overrides = direct.hget(key, "revision").decode().split("-")
+    tag = f"{int(number) + 1:08x}"
+    revision = Revision.of(int(number) + 1, tag, overrides)
+    part = json.dumps({"tag": tag, "rules": rules})
+    direct.hset(key, mapping={"revision": revision.text, "rules": part})
+    return revision
+
+
+def test_the_old_rules_stay_until_all_new_ones_are_compiled(
+    direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request waits no longer than leaves time for its decision."""
+    rule("first", rate="1/h")
+    put(direct, prefix, declared(6000, 1000))
+    another_process()
+    assert get() == [200]
+    known = provider.get_ruleset()
+    assert known is not None
+    new = put(direct, prefix, declared(6000, 0, edit=1))
+    may_end, reads = threading.Event(), Ruleset.__init__
+
+    def read(*args: Any, **kwargs: Any) -> None:
+        # However late a busy machine lets this test go on, the thread is still at it.
+        assert threading.current_thread().name != "ratelimit-job" or may_end.wait(30)
+        reads(*args, **kwargs)
+
+    monkeypatch.setattr(Ruleset, "__init__", read)
+    began = time.monotonic()
+    found = provider.load_ruleset(StaleRules(new), Deadline(0.04))
+    waited = time.monotonic() - began
+    assert found is known
+    assert waited < 0.5
+    assert [thread.name for thread in threading.enumerate()].count("ratelimit-job") == 1
+    may_end.set()
+    for _ in range(600):
+        if provider._ruleset is not known:
+            break
+        time.sleep(0.05)
+    assert get() == [429]
+    assert provider.load_ruleset().revision == new
+
+
+def test_up_to_a_thousand_rules_apply_on_the_next_request(direct: redis.Redis, prefix: str) -> None:
+    """Up to a thousand rules are compiled without a thread."""
+    rule("first", rate="1/h")
+    for count in (provider.MANY, provider.MANY + 1):
+        put(direct, prefix, declared(count, 1000))
+        another_process()
+        assert get() == [200]
+        put(direct, prefix, declared(count, 0, edit=1))
+        assert get() == [429]
+        put(direct, prefix, declared(count, 1000, edit=2))
+        assert Client(REMOTE_ADDR="203.0.113.7").get("/ok").status_code == 200
+
+
+def test_a_process_forked_during_loading_loads_the_rules_itself(
+    direct: redis.Redis, prefix: str
+) -> None:
+    """The loading thread belongs to the parent."""
+    rule("first", rate="1/h")
+    put(direct, prefix, declared(provider.MANY + 1, 1000))
+    another_process()
+    assert get() == [200]
+    may_end = threading.Event()
+    assert provider._loading.submit(may_end.wait)
+    put(direct, prefix, declared(provider.MANY + 1, 0))
+
+    def child() -> None:
+        assert get() == [429]
+
+    assert ended([child_of(child)]) == [0]
+    may_end.set()
+
+
+def test_a_process_without_threads_compiles_in_the_caller(
+    direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would use the old rules forever."""
+    rule("first", rate="1/h")
+    put(direct, prefix, declared(provider.MANY + 1, 1000))
+    another_process()
+    assert get() == [200]
+    put(direct, prefix, declared(provider.MANY + 1, 0))
+    monkeypatch.setattr(provider._loading, "submit", lambda work: None)
+    assert get() == [429]
+
+
+@pytest.mark.parametrize("change", ["_reread_settings", "_forget_published", "reset_rules"])
+def test_rules_compiled_under_other_settings_are_not_used(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings change while a thread is loading rules."""
+    rule("first", rate="1/h")
+    another_process()
+    fetch = provider._fetch
+
+    def meanwhile(*arguments: Any) -> Any:
+        fetched = fetch(*arguments)
+        getattr(provider, change)()
+        return fetched
+
+    monkeypatch.setattr(provider, "_fetch", meanwhile)
+    assert "first" in provider.load_ruleset().by_name
+    assert provider.loaded_ruleset() is None

@@ -41,9 +41,7 @@ def ticket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_new_option_is_in_the_form_the_file_and_the_history(operator: Client) -> None:
-    """The form has its label, its help text and its bounds. A file exports and imports it, and the
-    history shows its change in words.
-    """
+    """The form has its label, its help text and its bounds."""
     page = operator.get(f"{RULES}add/").content.decode()
     assert 'name="ticket"' in page
     assert ">Ticket</label>" in page

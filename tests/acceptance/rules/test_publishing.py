@@ -109,9 +109,7 @@ EDITS = [
 def test_every_edit_is_published_when_reads_use_a_replica(
     empty: Path, tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """The rules of the primary are published, whatever a router returns. The replica in this test
-    never changes.
-    """
+    """The rules of the primary are published, whatever a router returns."""
     copy(empty, tmp_path / "primary.sqlite3")
     with Worker(prefix, {"default": tmp_path / "primary.sqlite3"}) as before:
         before(
@@ -139,9 +137,7 @@ MANY = {"site": 1000}
 def test_a_prefix_belongs_to_one_database(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """A second site neither uses nor replaces the rules of the first, and reloads its own. The log,
-    the health check and a system check name the remedy, and a command takes the prefix over.
-    """
+    """A second site neither uses nor replaces the rules of the first, and reloads its own."""
     first, second = site(tmp_path, of_sites, "first"), site(tmp_path, of_sites, "second")
     here, there, too = started(prefix, first), started(prefix, second), started(prefix, second)
     here("rule(rate='1000/h') ;; block(network='203.0.113.1')")
@@ -198,9 +194,7 @@ def test_a_site_without_its_database_uses_the_published_rules(
 def test_uncommitted_changes_are_never_published(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any, direct: Any
 ) -> None:
-    """Redis is emptied during a transaction that makes decisions. Its changes are not published
-    before the commit, and not at all after a rollback.
-    """
+    """Redis is emptied during a transaction that makes decisions."""
     databases = site(tmp_path, of_sites)
     one, other = started(prefix, databases), started(prefix, databases)
     one("rule(rate='1000/h')")
@@ -216,9 +210,7 @@ def test_uncommitted_changes_are_never_published(
 def test_published_rules_of_a_lost_history_are_replaced(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """A restored backup reaches the published revision number before it is published. A block of
-    the lost history does not stay in force.
-    """
+    """A restored backup reaches the published revision number before it is published."""
     databases = site(tmp_path, of_sites)
     one, other = started(prefix, databases), started(prefix, databases)
     one("rule(rate='1000/h')")

@@ -135,9 +135,7 @@ def edits(workers: list[Worker], number: int = 5) -> list[float]:
 
 
 def test_requests_without_a_rule_make_no_round_trip(start: Start, direct: redis.Redis) -> None:
-    """There is no rule, or only one for another path, or a block of another client. The number
-    of requests does not matter.
-    """
+    """There is no rule, or only one for another path, or a block of another client."""
     workers = start()
     changes = ("rule(path='/other')", "block(network='203.0.113.9')", "None")
     for change in changes:
@@ -161,9 +159,7 @@ def test_requests_without_a_rule_make_no_round_trip(start: Start, direct: redis.
 
 
 def test_without_messages_changes_apply_within_a_second(start: Start, direct: redis.Redis) -> None:
-    """The connections of the listeners are closed, and cannot be made again for a while.
-    Afterwards changes apply within milliseconds again.
-    """
+    """The connections of the listeners are closed, and cannot be made again for a while."""
     workers = start()
     for worker in workers:
         worker("setattr(listener, '_connect', lambda channel: None)")
@@ -210,9 +206,7 @@ def test_a_resumed_process_repeats_no_outdated_state(start: Start) -> None:
 def test_cached_decisions_are_not_used_while_the_listener_waits_for_its_turn(
     start: Start,
 ) -> None:
-    """Threads of requests keep the listener from running. Requests with a cached refusal, a
-    lease or no matching rule detect the unread message.
-    """
+    """Threads of requests keep the listener from running."""
     workers = start(2)
     workers[1]("keep_waiting()")
     found = []
@@ -230,9 +224,7 @@ def test_cached_decisions_are_not_used_while_the_listener_waits_for_its_turn(
 
 
 def test_an_idle_process_loads_new_rules_at_a_random_moment(start: Start) -> None:
-    """All processes receive the message at once, and load the rules at different moments. A
-    request obeys the new rules immediately.
-    """
+    """All processes receive the message at once, and load the rules at different moments."""
     workers = start(
         first="setattr(sys.modules['django_ratelimit_lua.engine.listener'], 'SPREAD_SECONDS', 1e9)"
     )
@@ -261,9 +253,7 @@ def test_an_idle_process_loads_new_rules_at_a_random_moment(start: Start) -> Non
 def test_sites_in_different_databases_of_a_server_have_separate_channels(
     start: Start, prefix: str
 ) -> None:
-    """Channels are shared by all databases, so the name contains the number of the database.
-    Sites with the same prefix are reset separately.
-    """
+    """Channels are shared by all databases, so the name contains the number of the database."""
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         sites = [start(2, at=server.url.replace("/0", f"/{number}")) for number in range(2)]
         assert {*direct.pubsub_channels(f"{prefix}*")} == {
@@ -294,9 +284,7 @@ def test_without_threads_changes_apply_within_a_second(start: Start) -> None:
 
 @pytest.mark.parametrize("right", ["resetchannels", "-publish"])
 def test_a_redis_user_without_channels_polls_once_a_second(right: str, start: Start) -> None:
-    """The Redis user may use no channel, or may only subscribe. Changes are saved, and apply
-    within a second.
-    """
+    """The Redis user may use no channel, or may only subscribe."""
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         direct.execute_command(
             "ACL", "SETUSER", "mute", "on", ">password", "~*", "&*", "+@all", right
@@ -335,10 +323,7 @@ def test_the_listener_reconnects_after_redis_restarts(start: Start) -> None:
 def test_missing_rules_are_not_requested_by_every_request(
     path: str, met: Any, asks: int, start: Start, direct: redis.Redis, database: Path, prefix: str
 ) -> None:
-    """Redis is emptied while the database is unavailable. Each process uses the rules and blocks
-    that it knows, at the usual cost of a request. When the database is available, a change
-    applies to the next request.
-    """
+    """Redis is emptied while the database is unavailable."""
     workers = start(2)
     workers[0](f"rule(rate='5000/h', path={path!r}) ;; block(network='203.0.113.1')")
     question = "[ask('203.0.113.1'), *[ask() for _ in range(100)]][::100]"
@@ -378,9 +363,7 @@ def test_missing_rules_are_not_requested_by_every_request(
 def test_no_request_waits_while_the_listener_waits_for_the_database(
     start: Start, direct: redis.Redis, database: Path, prefix: str
 ) -> None:
-    """Redis is emptied, and the database is slow. A thread that loads rules holds the lock for
-    no longer than a request may take.
-    """
+    """Redis is emptied, and the database is slow."""
     slow = {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": str(database),

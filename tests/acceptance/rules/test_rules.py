@@ -132,9 +132,7 @@ def test_fixtures_are_published_as_changes(tmp_path: Any, direct: redis.Redis, p
 
 
 def test_a_change_is_published_whatever_other_on_commit_callbacks_do() -> None:
-    """Django runs no callback after one that raises. The change is published nevertheless, and
-    never before the commit.
-    """
+    """Django runs no callback after one that raises."""
     saved = rule(rate="100/h")
     assert get() == [200]
 
@@ -217,9 +215,7 @@ def test_an_emptied_redis_is_restored_by_the_next_request(
 def test_rules_stay_in_force_without_the_database(
     direct: redis.Redis, prefix: str, monkeypatch: Any, caplog: Any, settings: Any
 ) -> None:
-    """They are read from Redis and from memory, even if Redis is emptied. The problem is logged
-    once.
-    """
+    """They are read from Redis and from memory, even if Redis is emptied."""
     settings.RATELIMIT_RULES = [{"name": "other", "path": "/other", "key": "ip", "rate": "1/h"}]
     rule(rate="2/h")
     assert get() == [200]
@@ -248,9 +244,7 @@ def test_rules_stay_in_force_without_the_database(
 def test_an_unpublished_change_is_published_as_soon_as_possible(
     settings: Any, caplog: Any, monkeypatch: Any, prefix: str
 ) -> None:
-    """A row can be saved while Redis is unavailable. It applies as soon as Redis is available
-    again.
-    """
+    """A row can be saved while Redis is unavailable."""
     from django_ratelimit_lua.publishing import triggers as module
 
     working = settings.CACHES
@@ -329,9 +323,7 @@ def test_a_rule_of_the_admin_never_runs_code_that_it_names() -> None:
 
 
 def test_a_rule_replaces_a_call_site() -> None:
-    """It uses its own key and methods, or those of the call site. A rule that is off lifts the
-    limit.
-    """
+    """It uses its own key and methods, or those of the call site."""
     rule("upload", path="", key="", rate="5/h")
     assert Client().get("/upload").content == b"upload=5"
     assert Client().post("/upload?who=ada").content == b"upload=5"
@@ -389,9 +381,7 @@ KEPT = pytest.mark.parametrize("taking", [take_from_view, take_from_limiter])
     "algorithm", ["sliding_window", "token_bucket", "fixed_window", "sliding_log"]
 )
 def test_a_rule_that_replaces_a_call_site_continues_its_count(algorithm: str, taking: Any) -> None:
-    """A lower limit gives no units to a client that has used them up. Without the rule, the call
-    site continues the count.
-    """
+    """A lower limit gives no units to a client that has used them up."""
     take = taking(algorithm, "500/h")
     assert take(450).allowed
     one = rule("exports", path="", key="", rate="300/h")
@@ -405,9 +395,7 @@ def test_a_rule_that_replaces_a_call_site_continues_its_count(algorithm: str, ta
 
 @KEPT
 def test_a_rule_continues_only_counts_of_the_same_period(taking: Any) -> None:
-    """A rate of another period has its own count. The count of the call site is unchanged when the
-    rule is removed.
-    """
+    """A rate of another period has its own count."""
     take = taking("sliding_window", ["20/m", "500/h"])
     assert take(15).allowed
     one = rule("exports", path="", key="", rate="300/h, 18/m, 1000/d")
@@ -580,9 +568,7 @@ def test_a_request_with_overrides_makes_one_call(direct: redis.Redis) -> None:
 
 
 def test_shadow_rules_never_refuse(settings: Any) -> None:
-    """A signal reports the requests that the rule would have refused. Changing the mode enforces
-    it.
-    """
+    """A signal reports the requests that the rule would have refused."""
     one = rule(rate="1/h", mode="shadow")
     sent: list[dict[str, Any]] = []
 
@@ -619,9 +605,7 @@ def test_the_history_records_each_change_and_its_author() -> None:
 def test_a_process_that_lost_the_lock_publishes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Only one process compares the published rules with the database. The others do not know
-    whether the database is available, and keep reporting the problem.
-    """
+    """Only one process compares the published rules with the database."""
     caplog.set_level(logging.INFO, "django_ratelimit_lua")
     rule()
     provider.load_ruleset()

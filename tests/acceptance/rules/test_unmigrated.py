@@ -63,9 +63,7 @@ def get() -> int:
 def test_a_missing_migration_is_logged_once_and_not_retried_forever(
     unmigrated: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Requests are limited by the rules of the settings. After `migrate`, the next edit applies and
-    the health check is good.
-    """
+    """Requests are limited by the rules of the settings."""
     assert [get() for _ in range(20)] == [200, 200] + [429] * 18
     threading.Event().wait(0.2)
     assert len(unmigrated) <= 2
@@ -100,9 +98,7 @@ def test_a_migration_by_another_process_is_detected(
 def test_the_check_of_the_database_reports_the_missing_migration(
     unmigrated: list[int], no_others: None
 ) -> None:
-    """`manage.py check --database default` names the command. The plain check does not look at the
-    database.
-    """
+    """`manage.py check --database default` names the command."""
 
     def reported() -> list[str]:
         found = run_checks(databases=["default"], tags=[Tags.database])

@@ -183,9 +183,7 @@ def test_a_key_of_another_type_is_not_replaced(options: list[str], published: Pu
 def test_an_older_version_never_overwrites_a_newer_snapshot(
     published: Published, caplog: Any
 ) -> None:
-    """It saves its edits without retrying, and a newer version publishes them. After a return to
-    the older version, one publication takes over.
-    """
+    """It saves its edits without retrying, and a newer version publishes them."""
     rule("good", path="/good", rate="2/h")
     published.put(format=99, rules=json.dumps({"rules": {"good": 2}}))
     before = published.direct.hgetall(published.key)

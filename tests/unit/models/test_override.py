@@ -45,9 +45,7 @@ def test_an_override_without_a_subject_is_refused() -> None:
     ],
 )
 def test_the_subject_is_stored_normalized(fields: Any, kind: str, identity: Any, text: str) -> None:
-    """The stored kind and digest are those with which requests look up overrides. A second
-    `prepare` changes nothing.
-    """
+    """The stored kind and digest are those with which requests look up overrides."""
     override = RateLimitOverride(effect="block", **fields)
     for _ in range(2):
         override.prepare()
@@ -67,9 +65,7 @@ def test_the_subject_of_a_client_is_its_digest() -> None:
 
 
 def test_only_the_digest_of_a_field_value_is_stored() -> None:
-    """The digest is that of the normalized value, and the value itself is not stored. The label is
-    for readers.
-    """
+    """The digest is that of the normalized value, and the value itself is not stored."""
     override = RateLimitOverride(field="post:name", label="the loud one", effect="block")
     override.set_value(" ADA ")
     override.prepare()
@@ -156,9 +152,7 @@ def test_another_limit_without_a_rule_is_not_saved() -> None:
 
 
 def test_a_row_is_converted_for_the_rules() -> None:
-    """Times are converted to microseconds. A rate and a burst are included only if the effect is
-    another limit.
-    """
+    """Times are converted to microseconds."""
     row = RateLimitOverride(pk=3, rule="api", effect="limit", rate="5/h", burst=9, starts=MONDAY)
     row.subject, row.kind = "0f" * 16, "user"
     starts = 1_767_571_200_000_000

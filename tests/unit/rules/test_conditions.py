@@ -115,4 +115,6 @@ def test_the_sentence_of_a_rule_has_its_conditions() -> None:
         "0 per second per address, on / with the user agents *bot* and !x with the waiting time "
         "above 500ms with the networks !google"
     )
+    bans = {**RULE, "rate": "2/h", "ban_after": 2, "ban_for": "10m,1d"}
+    assert "banned for 10m,1d after 2 refusals" in describe_spec(bans)
     assert "with the user agents" in describe_spec({**RULE, "user_agent": ""})

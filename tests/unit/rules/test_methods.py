@@ -31,9 +31,7 @@ class ByMethod(SimpleRateThrottle):
     )
 )
 def test_an_unknown_method_is_refused_everywhere(name: str) -> None:
-    """Decorators, functions, rules and throttles refuse an unknown method. They accept a known
-    method in upper or lower case.
-    """
+    """Decorators, functions, rules and throttles refuse an unknown method."""
     if name.upper() in METHODS:
         ratelimit(key="ip", rate="5/m", method=name)
         return
@@ -88,9 +86,7 @@ def test_a_missing_method_is_an_error(given: Any) -> None:
 
 
 def test_a_rule_counts_its_methods(rf: RequestFactory) -> None:
-    """A rule with a method matches only requests of that method. A rule without a method matches
-    every request.
-    """
+    """A rule with a method matches only requests of that method."""
     rules = [
         compile({"name": "x", "key": "ip", "rate": "5/m", "method": method})
         for method in (None, "GET")

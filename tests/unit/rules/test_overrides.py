@@ -11,7 +11,6 @@ from django_ratelimit_lua import Limit, Rate
 from django_ratelimit_lua.identity import digest, key_id
 from django_ratelimit_lua.limits.decision import Block
 from django_ratelimit_lua.rules.overrides import (
-    EVERY_RULE,
     Override,
     Overrides,
     find_strongest,
@@ -157,9 +156,7 @@ def test_a_field_that_reads_numbers_differs_from_one_that_reads_text() -> None:
 
 
 def test_only_fields_that_may_matter_are_looked_up() -> None:
-    """They are those of overrides for the charged rules and for all rules. If nothing is charged,
-    they are looked up only if an override may block the request nevertheless.
-    """
+    """They are those of overrides for the charged rules and for all rules."""
     fields = {"": ["network", "user"], "x": ["network", "get:q"], "y": ["post:name", "moon"]}
     overrides = Overrides([section(fields=fields), section(blocks=True)])
     assert list(overrides.fields_for(["x"], False)) == ["network", "user", "get:q"]
@@ -170,40 +167,15 @@ def test_only_fields_that_may_matter_are_looked_up() -> None:
     assert "'moon'" in overrides.problems[0]
 
 
-def test_the_most_specific_override_applies() -> None:
-    """The most specific client decides, then an override that names the rule, then the effect,
-    then the newest override.
-    """
-    block, exempt = Override(1), Override(2, EVERY_RULE, "exempt")
-    limit = Override(3, "api", "limit", Rate(5, 60_000_000))
-
-    def effect(*overrides: list[Override], rule: str = "api") -> str | None:
-        found = find_strongest([each for some in overrides for each in some], rule, NOW)
-        return found and f"{found.effect} {found.pk}"
-
-    assert effect(of("user", exempt), of("ip4/24", block)) == "exempt 2"
-    assert effect(of("ip4/24", exempt), of("ip4/32", limit)) == "limit 3"
-    of_rule = Override(4, "api", "exempt")
-    assert effect(of("user", block, of_rule)) == "exempt 4"
-    assert effect(of("user", block, of_rule), rule="search") == "block 1"
-    assert effect(of("user", exempt, block)) == "block 1"
-    assert effect(of("user", block, Override(9)), rule="") == "block 9"
-    assert effect() is None
-
-
 def test_an_override_applies_from_its_start_to_its_end() -> None:
-    """The start is inclusive and the end is exclusive. The time to wait ends with the override, and
-    is None if the override has no end.
-    """
+    """The start is inclusive and the end is exclusive."""
     assert [FASTER.is_active(now) for now in (4, 5, NOW, NOW + 1)] == [False, True, True, False]
     assert find_strongest([FASTER], "api", NOW + 1) is None
     assert (FASTER.retry_after(NOW - 1_000_000), BLOCK.retry_after(NOW)) == (1.000001, None)
 
 
 def test_another_burst_applies_only_to_algorithms_with_bursts() -> None:
-    """An override's burst applies only to a token bucket. A rate that the algorithm cannot keep
-    leaves the limit unchanged. Another rate has a count of its own.
-    """
+    """An override's burst applies only to a token bucket."""
     bucket, window = (
         Limit("a", "1/s", algorithm="token_bucket"),
         Limit("a", "1/s", algorithm="sliding_window"),
@@ -235,11 +207,3 @@ def test_the_values_that_overrides_refer_to_are_recognized(kind: object, is_one:
     """They are users, networks, digests, and the fields that a key can name."""
     assert is_kind(kind) is is_one
     assert lookup_field("ip6/48") == "network"
-
-
-def test_a_smaller_network_is_more_specific() -> None:
-    """The order from least to most specific is: large networks, small networks, the address, a
-    field, a user, a client's digest.
-    """
-    kinds = ["ip4/8", "ip4/24", "ip4/32", "header:X-Key", "user", "digest"]
-    assert sorted(kinds, key=strength) == kinds

@@ -1,11 +1,15 @@
-"""Paths as rules write them."""
+"""The paths and routes of rules."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
+from django.conf.urls.i18n import i18n_patterns
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
+from django.urls import include, path, resolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +17,8 @@ from django_ratelimit_lua.rules import compile
 from django_ratelimit_lua.rules.conditions import MAX_PATH_LENGTH, PathPattern
 from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.ruleset import PathIndex, Ruleset, compile_rules
+from django_ratelimit_lua.views import exempt
+from django_ratelimit_lua.views.exempt import is_exempt
 
 
 @pytest.mark.parametrize(
@@ -97,8 +103,8 @@ def test_the_path_index_gives_the_same_result_as_comparing_each_rule(
 ) -> None:
     """The index returns the same rules in the same order, each once, also from its cache."""
     index = PathIndex(rules)
-    for path in [*paths, *paths]:
-        assert list(index.matching(path)) == [rule for rule in rules if rule.matches_path(path)]
+    for where in [*paths, *paths]:
+        assert list(index.matching(where)) == [rule for rule in rules if rule.matches_path(where)]
 
 
 def test_a_path_too_long_for_a_glob_is_limited_and_not_exempt(rf: RequestFactory) -> None:
@@ -132,3 +138,75 @@ def test_a_path_too_long_for_a_glob_is_limited_and_not_exempt(rf: RequestFactory
         "its end is seen, however long it is"
     )
     assert PathPattern("/a**").matches("/a" + "x" * 60_000)
+
+
+def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+api = ([path("things/<int:pk>/", view, name="thing"), path("things/new/", view, name="new")], "api")
+
+
+urlpatterns = [
+    path("api/", include(api, namespace="v1")),
+    *i18n_patterns(path("account/", view, name="account"), prefix_default_language=False),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+
+
+def rule(**words: Any) -> Rule:
+    return compile({"name": "x", "key": "ip", "rate": "5/m", **words})
+
+
+@pytest.mark.parametrize(
+    ("route", "where", "applies"),
+    [
+        ("v1:thing", "/api/things/7/", True),
+        ("v1:thing", "/api/things/new/", False),
+        ("thing", "/api/things/7/", False),
+        ("v1:thing", "/nowhere/", False),
+        ("account", "/account/", True),
+        ("account", "/de/account/", True),
+        ("account", "/xx/account/", False),
+    ],
+)
+def test_a_route_is_named_with_its_namespaces(
+    route: str, where: str, applies: bool, rf: RequestFactory
+) -> None:
+    """A route matches with its namespaces, for any arguments and in each language of the path."""
+    assert rule(route=route).matches(rf.get(where)) is applies
+
+
+def test_a_route_and_a_path_both_have_to_match(rf: RequestFactory) -> None:
+    """If a rule has a route and a path, it applies only to requests that match both."""
+    both = rule(route="v1:thing", path="/api/things/7*")
+    assert [both.matches(rf.get(f"/api/things/{pk}/")) for pk in (7, 77, 8)] == [
+        False,
+        False,
+        False,
+    ]
+    both = rule(route="v1:thing", path="/api/things/7")
+    assert [both.matches(rf.get(f"/api/things/{pk}/")) for pk in (7, 77, 8)] == [True, True, False]
+
+
+def test_the_route_that_django_resolved_precedes_the_early_one(rf: RequestFactory) -> None:
+    """If Django has resolved the request, its route is used, because a middleware may have chosen
+    another URLconf.
+    """
+    request = rf.get("/nowhere/")
+    request.resolver_match = resolve("/api/things/7/")
+    assert rule(route="v1:thing").matches(request)
+
+
+def test_without_exempt_views_no_path_is_resolved(
+    rf: RequestFactory, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """The URLconf is searched once for exempt views."""
+    settings.ROOT_URLCONF = "django.contrib.auth.urls"
+    monkeypatch.setattr(exempt, "_any_view_is", False)
+    monkeypatch.setattr(exempt, "resolved", lambda request: pytest.fail("it was looked for"))
+    assert not is_exempt(rf.get("/account/"))

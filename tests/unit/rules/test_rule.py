@@ -164,9 +164,7 @@ def test_an_error_is_shown_in_the_words_of_the_form() -> None:
 
 
 def test_a_call_site_is_a_rule_without_a_name() -> None:
-    """Its limits are named by group, methods, key and rate. Without a group, the name of the view
-    is used.
-    """
+    """Its limits are named by group, methods, key and rate."""
     here = call_site(None, ("ip", "post:username"), "5/m", UNSAFE, 1, {})
     assert (here.name, limit_name(here)) == (
         "",
@@ -179,9 +177,7 @@ def test_a_call_site_is_a_rule_without_a_name() -> None:
 
 
 def test_a_rule_keeps_its_count_when_its_rate_is_changed() -> None:
-    """A single rate is named by the rule alone, so a new rate keeps its count. Of several rates,
-    shorter periods are part of the names.
-    """
+    """A single rate is named by the rule alone, so a new rate keeps its count."""
     assert limit_name(declared()) == limit_name(declared(rate="7/h")) == "api"
     assert declared(rate=["10/s", "500/h"]).limit_names() == ["api:s", "api"]
     assert declared(rate=["5/15m", "3/s", "9/h"]).limit_names() == ["api:15m", "api:s", "api"]
@@ -190,9 +186,7 @@ def test_a_rule_keeps_its_count_when_its_rate_is_changed() -> None:
 
 
 def test_a_rule_that_replaces_call_sites_uses_their_key_and_cost() -> None:
-    """The rule uses the key, methods and cost of the call sites unless it has its own. `block` and
-    the outcome functions are always those of the call site.
-    """
+    """The rule uses the key, methods and cost of the call sites unless it has its own."""
 
     def count_if(request: Any, outcome: Any) -> bool:
         return True
@@ -290,9 +284,7 @@ def test_a_rule_continues_only_matching_counts_of_limits_in_code(
 def test_a_rule_applies_to_any_of_its_paths(
     words: dict[str, Any], path: str, applies: bool
 ) -> None:
-    """A rule with several paths applies if one of them matches. A rule without a path applies to
-    every path.
-    """
+    """A rule with several paths applies if one of them matches."""
     assert declared(**words).matches(RequestFactory().get(path)) is applies
 
 
@@ -347,9 +339,7 @@ def in_place(code: dict[str, Any], code_rate: object = "7/d", **words: Any) -> I
 
 @pytest.mark.parametrize("option", VALUES)
 def test_an_option_that_a_rule_omits_stays_as_in_code(option: str) -> None:
-    """An option that the rule has is the rule's. That applies to call sites and limiters, and to
-    tiers. The algorithm stays only if the rule continues counts. The mode is always the rule's.
-    """
+    """An option that the rule has is the rule's."""
     assert VALUES.keys() == OPTIONS.keys() - {"mode"}
     with_it, in_code, in_rule = VALUES[option]
     code = {**with_it, option: in_code}

@@ -13,8 +13,6 @@ from django_ratelimit_lua.rules.snapshot import (
     RULES_MEMBERS,
     SECTION_MEMBERS,
     Snapshot,
-    UnreadableError,
-    check_format,
     parse_part,
 )
 from django_ratelimit_lua.views.call_sites import call_site
@@ -69,9 +67,7 @@ def test_a_call_site_without_a_rule_is_unchanged() -> None:
 
 
 def test_a_rule_with_the_name_of_a_call_site_replaces_it() -> None:
-    """The rule replaces all call sites with its name by one limit. A rule whose group is that name
-    is added to them.
-    """
+    """The rule replaces all call sites with its name by one limit."""
     rules = ruleset({"name": "search", "group": "search"}, {"name": "beside", "group": "search"})
     chosen = rules.for_call_sites((HERE, OTHER, HERE), "app.view", HOME)
     assert names(chosen) == ["search", "beside", ""]
@@ -104,9 +100,7 @@ def test_a_rule_of_the_admin_precedes_one_of_the_settings() -> None:
 
 
 def test_an_invalid_rule_keeps_its_last_valid_version() -> None:
-    """An invalid rule keeps its last valid version and is reported. A process without a valid
-    version leaves the rule out.
-    """
+    """An invalid rule keeps its last valid version and is reported."""
     first = published({"name": "a"})
     for words in ({"rate": "5/moon"}, {"moon": 1}):
         second = published({"name": "a", **words}, before=first)
@@ -123,14 +117,6 @@ def test_an_invalid_part_is_not_read(text: bytes) -> None:
     """A member of a wrong type raises an error."""
     with pytest.raises(ValueError, match=r"."):
         parse_part(text, {**RULES_MEMBERS, **SECTION_MEMBERS}, {})
-
-
-def test_a_newer_format_is_kept() -> None:
-    """It is not read, and not published again."""
-    check_format(b"1")
-    with pytest.raises(UnreadableError) as raised:
-        check_format(b"99")
-    assert raised.value.is_kept
 
 
 def test_an_edit_calls_no_function_for_unchanged_rules() -> None:
