@@ -313,7 +313,7 @@ def _of_settings(name: str) -> Iterator[CallSite]:
 def describe_rule(given: Spec) -> str:
     """Return a rule in one sentence. If it has no key, it has that of its call site."""
     client = ""
-    if given.get("rate") and not given.get("key"):
+    if isinstance(given, dict) and given.get("rate") and not given.get("key"):
         sites = replaced_call_sites(str(given.get("name")))
         client = next((site.describe_client() for site in sites), "")
     return describe_spec(given, client)

@@ -21,11 +21,7 @@ from django.utils import timezone
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.management.rules_yaml import apply, plan
-from django_ratelimit_lua.models import (
-    RateLimitChange,
-    RateLimitOverride,
-    RateLimitRule,
-)
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
 from tests.support.users import OPERATOR, serve_admin, staff
 

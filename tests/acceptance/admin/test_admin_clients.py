@@ -140,9 +140,7 @@ def test_the_rates_of_one_rule_are_distinguished(operator: Client) -> None:
         assert f"3 per minute and 9 per hour per address, on /ok ({rate}) Allowed {used}" in shown
 
 
-def test_a_token_bucket_shows_its_burst_as_the_most_that_a_client_can_use(
-    operator: Client,
-) -> None:
+def test_a_token_bucket_shows_its_burst_as_the_most_that_a_client_can_use(operator: Client) -> None:
     """The used and the remaining units make up the burst, not the rate."""
     options = {"algorithm": "token_bucket", "burst": 2}
     RateLimitRule.objects.create(name="bucket", path="/ok", key="ip", rate="60/h", options=options)
@@ -232,9 +230,7 @@ def test_each_action_needs_its_permission(operator: Client) -> None:
 
 
 def test_every_limit_has_the_count_of_the_part_that_it_counts(operator: Client) -> None:
-    """The page of an address with a name has the counts of the address and of the name, too, as
-    the refusal. A reset applies to the count of the row.
-    """
+    """An address with a name has the counts of both, and of each part."""
     refusal = guess(6)
     assert refusal.status_code == 429
     guess(1, name="eve")
@@ -398,12 +394,8 @@ def test_a_reference_lists_the_known_clients_with_such_a_digest(operator: Client
     assert "ask=block" not in shown.content.decode()
     (link,) = re.findall(r'class="ratelimit-client"><a href="([^"]+)"', shown.content.decode())
     assert pair() in link
-    assert set(counts(operator.get(unescape(link))).values()) == {
-        ("5", "5"),
-        ("5", "30"),
-        ("5", "50"),
-        ("8", "9"),
-    }
+    result = set(counts(operator.get(unescape(link))).values())
+    assert result == {("5", "5"), ("5", "30"), ("5", "50"), ("8", "9")}
 
 
 def test_a_user_is_found_with_each_limit_that_counts_by_user(operator: Client) -> None:

@@ -108,9 +108,7 @@ def test_pages_hide_names_and_reasons_from_users_without_permission(treated: Tre
 def test_the_history_hides_names_and_reasons_from_users_without_permission(
     treated: Treated,
 ) -> None:
-    """An override is identified by its number on all pages of the history, and a search does not
-    find its name. Users that may see overrides see the names there as well.
-    """
+    """An override is identified by its number, and a search does not find its name."""
     override = RateLimitOverride.objects.get(user__username="lovelace", effect="block")
     override.reason = "lovelace has paid"
     override.save()
@@ -139,9 +137,7 @@ def test_the_history_hides_names_and_reasons_from_users_without_permission(
 
 
 def test_forged_requests_lift_and_block_nothing(treated: Treated, operator: Client) -> None:
-    """Requests without the permission, by GET, without a token or for another client change
-    nothing.
-    """
+    """No permission, no POST, no token, or the page of another client."""
     before = state()
     keys = {active.identity: active.key.decode() for active in active_bans()}
     reader, blocker = staff("view_ratelimitrule"), staff("block_identity", name="blocker")

@@ -290,11 +290,8 @@ def test_explained_limits_are_the_counted_limits(name: str) -> None:
     used = sorted(limit.state.used for limit in explanation.limits if limit.state is not None)
     assert len(used) == case.count
     if not case.count:
-        assert (statuses, explanation.decision.allowed, reset_counts(explanation)) == (
-            [200] * 3,
-            True,
-            [],
-        )
+        found = (statuses, explanation.decision.allowed, reset_counts(explanation))
+        assert found == ([200] * 3, True, [])
         return
     rate = 1 if name == "export" else 2
     assert statuses == [200] * rate + [429] * (3 - rate)
@@ -391,9 +388,7 @@ urlpatterns += [
 
 
 def test_a_request_that_the_site_refuses_is_explained() -> None:
-    """An exception of a key that Django turns into a response, and a header that is too long, cause
-    no error of the page.
-    """
+    """Examples are an invalid host and a header that is too long."""
     assert Client(headers={"host": "a b"}).get("/host/").status_code == 400
     (problem,) = explain(build_request("/host/", host="a b")).notes
     assert problem.startswith("refused by the site: DisallowedHost: ")

@@ -21,11 +21,7 @@ from django.test import Client
 from django.urls import path, reverse
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.models import (
-    RateLimitChange,
-    RateLimitOverride,
-    RateLimitRule,
-)
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from tests.acceptance.admin.test_admin import CHANGES, CLIENTS, OVERRIDES, RULES, errors, given
 from tests.examples import examples
 from tests.support.limits import add_tier
@@ -52,9 +48,7 @@ urlpatterns = [path("admin/", admin.site.urls), path("ok", ok, name="ok"), path(
 
 @pytest.fixture
 def rows(operator: Client) -> None:
-    """Rows of every kind, including rows that only a script or an older version can have
-    written.
-    """
+    """Create rows of every kind, including those that only a script or an older version writes."""
     Group.objects.create(name="pro")
     fits = RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", rate="5/m", mode="shadow"
@@ -125,9 +119,7 @@ class Fields(HTMLParser):
 
 
 def pages() -> list[str]:
-    """Return the pattern of every URL in the package's part of the admin, with its arguments in
-    angle brackets.
-    """
+    """Return the pattern of every URL of our pages, with arguments in angle brackets."""
     found = [reverse("admin:app_list", args=[APP])]
     for model, model_admin in admin.site._registry.items():
         if model._meta.app_label == APP:
@@ -288,3 +280,11 @@ def test_an_invalid_row_can_be_switched_off(way: str, operator: Client) -> None:
         words = ("ratelimit", "rules", "mode", "broken", "off", "--confirm")
         call_command(*words, stdout=io.StringIO())
     assert RateLimitRule.objects.get().mode == "off"
+
+
+def test_a_change_that_was_edited_by_hand_is_shown(operator: Client) -> None:
+    """The history of its rule shows values of any type."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="5/m")
+    RateLimitChange.objects.update(before=[1], after=[2])
+    for url in (CHANGES, f"{RULES}{rule.pk}/history/"):
+        assert operator.get(url).status_code == 200

@@ -34,9 +34,7 @@ NEIGHBOURS = ("127.0.9.1", "127.0.9.2", "127.0.9.3")
 def test_a_refusal_is_explained_from_its_reference(
     site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
-    """The page shows the time and the limit, followed by the client's counts and its number of
-    refusals.
-    """
+    """The page shows the time, the limit, the client's counts and its refusals."""
     visitor = "127.0.6.7"
     answers = [
         site.ask("/login/", "POST", visitor, username="eve", password="guess") for _ in range(8)

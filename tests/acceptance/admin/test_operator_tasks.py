@@ -47,9 +47,7 @@ def test_an_operator_lowers_a_limit_in_the_code(
 def test_an_operator_unlocks_a_customer_at_the_login(
     site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
-    """The operator enters the customer's name and address, and the right password works
-    afterwards.
-    """
+    """The name and the address are entered, and the right password works afterwards."""
     customer = "127.0.3.3"
     guesses = [
         site.ask("/login/", "POST", customer, username="ada", password="guess").status

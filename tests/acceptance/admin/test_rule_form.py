@@ -35,51 +35,33 @@ BANS = {"ban_after": 5, "ban_for": "1h"}
         ({"rate": "2/h, 9/60m"}, "rate", "2/h and 9/h are for the same period: keep the smaller"),
         ({"rate": ", ".join(f"{n}/{n}d" for n in range(1, 12))}, "rate", "at most 10 limits"),
         ({"key": "id"}, "key", "Unknown key 'id'; use all, ip, subnet, user"),
-        ({"key": "k" * 301}, "key", "k"),
+        ({"key": "k" * 301}, "key", "at most 300 characters"),
         ({"key": "ip+app.key"}, "key", "callables are only allowed in the settings"),
         ({"key": ""}, "key", "Choose what to count by, for example ip: the client address."),
         ({"path": "/ok\napi/"}, "path", "api/ is no path, which begins with / or **, and no name"),
         ({"path": "ok\nadmin:index"}, "path", "Enter the name of only one URL pattern."),
-        (
-            {"path": "/ok?a=1"},
-            "path",
-            "a prefix or pattern that begins with / or **, without ?",
-        ),
+        ({"path": "/ok?a=1"}, "path", "a prefix or pattern that begins with / or **, without ?"),
         ({"path": "/" + "a*" * 600}, "path", "at most 50 paths, each of at most 1000 characters."),
         ({"path": "", "exempt": "on"}, "exempt", "An exemption needs a path or a route"),
         ({"audience": ["staff", "anonymous"]}, "audience", "is for one audience, or for groups"),
         ({"cost": -1}, "cost", "0"),
-        (
-            {"algorithm": "sliding_log", "rate": "1000000/h"},
-            "rate",
-            "at most 100000",
-        ),
+        ({"algorithm": "sliding_log", "rate": "1000000/h"}, "rate", "at most 100000"),
         ({"burst": 5}, "burst", "sliding window has no option “Burst”; it is for token bucket."),
         ({"lease": 5}, "lease", "it is for token bucket or fixed window."),
         ({**BUCKET, "max_wait": 1, "lease": 5}, "lease", "“Longest wait” contradict each other"),
         ({"max_wait": 1}, "max_wait", "it is for token bucket or leaky bucket."),
-        (
-            {"algorithm": "fixed_window", "align": "day"},
-            "align",
-            "“each day” needs a rate",
-        ),
+        ({"algorithm": "fixed_window", "align": "day"}, "align", "“each day” needs a rate"),
         ({"ban_after": 5}, "ban_after", "“Ban after” needs “Ban for” as well."),
         ({**BANS, "ban_for": "1h,36500d"}, "ban_for", "'36500d': write a number and a unit"),
         ({**BANS, "key": "all"}, "ban_after", "A limit for all clients together cannot ban"),
-        (
-            {"algorithm": "concurrency"},
-            "rate",
-            "a number of slots, such as 2, not the rate 2/h.",
-        ),
+        ({"algorithm": "concurrency"}, "rate", "a number of slots, such as 2, not the rate 2/h."),
     ],
 )
 @pytest.mark.parametrize("name", ["site", "search"])
 def test_errors_name_their_field(
     name: str, fields: dict[str, Any], field: str, problem: str, operator: Client
 ) -> None:
-    """The message has the labels of the form and the bounds of the value, and is not repeated at
-    other fields. The same holds for a rule that replaces the call site `search`.
-    """
+    """The message has labels and bounds, and is at one field, also in place of a call site."""
     form = given(**{"name": name, "path": "/ok", "key": "ip", "rate": "2/h", **fields})
     found = operator.post(f"{RULES}add/", form).context["adminform"].form.errors
     assert list(found) == [field], found
@@ -123,9 +105,7 @@ def test_all_errors_are_reported_together(operator: Client) -> None:
 
 
 def test_only_the_warnings_that_were_shown_are_confirmed(operator: Client) -> None:
-    """A confirmation without the version of the warnings, or for other warnings, is not
-    accepted.
-    """
+    """A confirmation without the version of the warnings is not accepted."""
     add, form = f"{RULES}add/", given(key="ip", rate="0/h", path="/zzz/")
     answer = operator.post(add, {**form, "confirm": "on"})
     assert "A limit of 0, or one below the cost, refuses every request" in errors(answer)

@@ -87,9 +87,7 @@ def test_an_invalid_published_weight_is_ignored() -> None:
 
 
 def test_health_and_its_command_list_the_processes() -> None:
-    """They list the same processes as the page, without a process that has ended and without
-    unreadable data.
-    """
+    """A process that has ended and unreadable data are left out."""
     beats = [Heartbeat() for _ in range(2)]
     for beat in beats:
         beat.beat()

@@ -132,10 +132,8 @@ def test_a_listed_ban_is_lifted_by_its_identity() -> None:
     both = sorted(ban.identity[:12] for ban in active_bans())
     said("lift", "--all", "--forget")
     change = RateLimitChange.objects.latest("pk")
-    assert changed_words(change) == [
-        f"The bans of {both[0]}, {both[1]} are lifted.",
-        "Earlier bans are forgotten.",
-    ]
+    found = changed_words(change)
+    assert found == [f"The bans of {both[0]}, {both[1]} are lifted.", "Earlier bans are forgotten."]
     visit(times=3)
     assert [ban.times for ban in active_bans()] == [1]
 
@@ -199,9 +197,7 @@ def listed(direct: redis.Redis, prefix: str) -> dict[bytes, float]:
 
 
 def test_the_process_that_triggers_a_ban_lists_it(direct: redis.Redis, prefix: str) -> None:
-    """Only a new ban is written, once a second, with its end and its description, which expires
-    with it. Refusals before and during the ban write nothing to the list.
-    """
+    """Only a new ban is written, with its end and a description that expires with it."""
     visit(times=3)
     assert not ban_list.flush()
     assert not direct.exists(f"{prefix}{{bans}}")
@@ -238,24 +234,16 @@ def test_the_list_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         limiter.ban(f"{number}", f"{number + 1}h")
         ban_list.flush()
-    assert [round((ban.until - ban.since).total_seconds() / 3600) for ban in active_bans()] == [
-        3,
-        4,
-        5,
-    ]
+    found = [round((ban.until - ban.since).total_seconds() / 3600) for ban in active_bans()]
+    assert found == [3, 4, 5]
     for number in range(5, 10):  # Before a flush, the first new ones are kept.
         limiter.ban(f"{number}", f"{number + 1}h")
-    assert [round((ban.until - ban.since).total_seconds() / 3600) for ban in active_bans()] == [
-        6,
-        7,
-        8,
-    ]
+    found = [round((ban.until - ban.since).total_seconds() / 3600) for ban in active_bans()]
+    assert found == [6, 7, 8]
 
 
 def test_a_scan_repairs_the_list(direct: redis.Redis, prefix: str) -> None:
-    """Missing bans are added, also those of limits that this process does not have, and bans that
-    were lifted are removed. A ban without its description is listed by its digest.
-    """
+    """Missing bans are added, also those of unknown limits, and lifted ones are removed."""
     visit(times=4)
     limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="1m")
     for name in ("ada", "bob"):
@@ -269,11 +257,8 @@ def test_a_scan_repairs_the_list(direct: redis.Redis, prefix: str) -> None:
     assert len(lines) == 3
     assert lines[0].endswith(": 2 refusals, ban number 1")
     assert "(" not in lines[0]
-    assert [line.endswith(" (ad…): by an operator: spam, ban number 0") for line in lines] == [
-        False,
-        True,
-        False,
-    ]
+    found = [line.endswith(" (ad…): by an operator: spam, ban number 0") for line in lines]
+    assert found == [False, True, False]
     assert [(ban.key, ban.until) for ban in active_bans()] == [
         (ban.key, ban.until) for ban in before
     ]

@@ -18,10 +18,7 @@ from django.core.serializers import serialize
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.management.verbs import clients
-from django_ratelimit_lua.models import (
-    RateLimitChange,
-    RateLimitOverride,
-)
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.store import get_store
 from tests.acceptance.commands.test_reset_and_block import said
@@ -100,9 +97,7 @@ def erased(text: str) -> dict[str, int]:
 def test_forgetting_an_address_leaves_no_trace(
     direct: redis.Redis, prefix: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts, slots, bans, overrides and their history are erased, under earlier secrets as well.
-    Data of other identities stays.
-    """
+    """Data under earlier secrets is erased too, and data of other identities stays."""
     monkeypatch.setattr("django_ratelimit_lua.engine.slots.HeldSlots.interval", 0.1)
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
     settings.RATELIMIT_KEY_SECRET = "earlier"

@@ -50,16 +50,8 @@ def test_a_reset_lets_the_next_request_pass(name: str) -> None:
     case = VIEWS.get(name) or explained.Case(
         None, 1, "host/", sends={"headers": {"host": "one.example"}}
     )
-    asked = [
-        "--path",
-        f"/{case.path or name + '/'}",
-        "--method",
-        case.method,
-        "--ip",
-        ADDRESS,
-        "--host",
-        "one.example",
-    ]
+    asked = ["--path", f"/{case.path or name + '/'}", "--method", case.method]
+    asked += ["--ip", ADDRESS, "--host", "one.example"]
     for field, value in case.fields:
         kind, _colon, part = field.partition(":")
         asked += [
@@ -85,9 +77,7 @@ def test_a_reset_without_effect_is_reported() -> None:
 
 
 def test_one_of_several_limits_can_be_reset() -> None:
-    """The limit is named. A name of another limit is an error with the names of those
-    that apply.
-    """
+    """A name of another limit is an error with the names of those that apply."""
     assert [status("/both/") for _ in range(3)] == [200, 200, 429]
     names = [f"{explained.__name__}.OnBoth.get:*:ip:{rate}" for rate in ("2/h", "5/h")]
     assert f"reset: {names[0]}\nThe next" in said(
@@ -102,9 +92,7 @@ def test_one_of_several_limits_can_be_reset() -> None:
 
 
 def test_block_and_unblock_commands_work_for_every_subject() -> None:
-    """The subject is an address, a network, a user or a value, for an hour, for a given time or for
-    good.
-    """
+    """A block lasts for an hour, for a given time or for good."""
     User.objects.create(username="ada")
     for asked, meta in (
         (("--ip", ADDRESS), {}),
@@ -126,10 +114,8 @@ def test_block_and_unblock_commands_work_for_every_subject() -> None:
     said("block", "--ip", ADDRESS, "--for", "30m")
     override = RateLimitOverride.objects.latest("pk")
     assert 1790 < (override.ends - override.created_at).total_seconds() < 1810
-    assert {change.by for change in RateLimitChange.objects.all()} == {
-        "ratelimit block",
-        "ratelimit unblock",
-    }
+    found = {change.by for change in RateLimitChange.objects.all()}
+    assert found == {"ratelimit block", "ratelimit unblock"}
 
 
 def test_a_block_under_an_earlier_secret_is_unblocked(settings: Any) -> None:
@@ -169,9 +155,7 @@ def test_a_block_of_a_large_network_has_to_be_confirmed(settings: Any) -> None:
 
 
 def test_unblock_lists_the_blocks_that_it_did_not_end() -> None:
-    """It reports that there is no block of the subject, and the blocked networks that contain the
-    address.
-    """
+    """It names the blocked networks that contain the address."""
     said("block", "--ip", "203.0.112.0/20")
     text = said("unblock", "--ip", ADDRESS)
     assert f"Nothing was ended: there is no block for {ADDRESS}." in text

@@ -22,7 +22,7 @@ from rest_framework.views import APIView
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations.subjects import Subject, add
+from django_ratelimit_lua.operations.subjects import Subject, add_override
 from django_ratelimit_lua.throttling import RuleThrottle
 from tests.acceptance.admin.test_admin import OVERRIDES, confirmed, errors, page_text, visits
 from tests.acceptance.admin.test_admin_clients import of, press
@@ -251,7 +251,7 @@ def test_concurrent_equal_requests_add_one_override() -> None:
 
     def block(_number: int) -> Any:
         try:
-            return add(Subject(address=ADDRESS).override("block", 3600)).pk
+            return add_override(Subject(address=ADDRESS).override("block", 3600)).pk
         finally:
             connection.close()
 

@@ -149,9 +149,7 @@ def test_a_rule_named_block_is_not_a_block() -> None:
 
 @pytest.mark.parametrize("effect", ["exempt", "limit"])
 def test_an_override_of_a_call_site_lifts_no_block_for_all_rules(effect: str) -> None:
-    """The middleware refuses the request before the view is called, and the explanation shows the
-    block.
-    """
+    """The middleware refuses before the view is called, and the explanation shows it."""
     rule = RateLimitRule.objects.create(name="site", key="ip", rate="5/h")
     RateLimitOverride.objects.create(network="10.0.0.0/8", effect="block")
     RateLimitOverride.objects.create(rule=rule.name, network="10.0.0.7", effect=effect, rate="3/m")

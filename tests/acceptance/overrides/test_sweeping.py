@@ -75,9 +75,7 @@ def block(clock: Clock, network: str, **span: float) -> RateLimitOverride:
 def test_only_the_latest_of_many_short_blocks_is_stored(
     clock: Clock, published: Published, settings: Any
 ) -> None:
-    """With a one-second block per day, Redis has the latest block of each section, and the database
-    has those of `RATELIMIT_HISTORY_DAYS`.
-    """
+    """Redis has the latest block of each section, the database those of the history."""
     settings.RATELIMIT_HISTORY_DAYS = 30
     block(clock, "203.0.113.99", days=1000)
     most = [0, 0, 0]

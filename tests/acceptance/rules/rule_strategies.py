@@ -15,49 +15,11 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules.options import Option, option_table
 
 # What a form, a file or a colleague's script may put into a field.
-texts = st.sampled_from(
-    [
-        "",
-        "x",
-        " ",
-        "ö" * 40,
-        "a" * 300,
-        "9" * 30,
-        "-1",
-        "1e400",
-        "null",
-        "٣",
-        "²",
-        "\x00",
-        "\n",
-        "a\nb",
-        "\u2028",
-        "../",
-        "%00",
-        "{0}",
-        "\ud800",
-    ]
-) | st.text(max_size=20)
-NUMBERS = [
-    0,
-    1,
-    2,
-    3,
-    7,
-    59,
-    60,
-    86_400,
-    10**5,
-    10**12,
-    10**12 + 1,
-    2**31 - 1,
-    2**31,
-    2**53,
-    2**53 + 1,
-    2**63 - 1,
-    2**63,
-    -1,
-]
+TEXTS = ["", "x", " ", "ö" * 40, "a" * 300, "9" * 30, "-1", "1e400", "null", "٣", "²", "\x00", "\n"]
+TEXTS += ["a\nb", "\u2028", "../", "%00", "{0}", "\ud800"]
+texts = st.sampled_from(TEXTS) | st.text(max_size=20)
+NUMBERS = [0, 1, 2, 3, 7, 59, 60, 86_400, 10**5, 10**12, 10**12 + 1, 2**31 - 1, 2**31, 2**53]
+NUMBERS += [2**53 + 1, 2**63 - 1, 2**63, -1]
 numbers = st.sampled_from(NUMBERS) | st.integers(0, 100)
 moments = st.sampled_from([0.0, 0.001, 0.5, 1e9, 1e300, -0.0, math.inf, math.nan, -1.0])
 
@@ -67,26 +29,14 @@ def mostly(good: st.SearchStrategy[Any], odd: st.SearchStrategy[Any]) -> st.Sear
     return st.integers(0, 9).flatmap(lambda number: odd if number == 9 else good)
 
 
-kinds = st.sampled_from(
-    [
-        "ip",
-        "user",
-        "user_or_ip",
-        "session",
-        "path",
-        "route",
-        "header:User-Agent",
-        "cookie:sessionid",
-        "get:q",
-        "post:username",
-        "json:a.b",
-        "data:username",
-        "int:post:account",
-        "kwarg:name",
-        "a.b:c",
-        "header:\u00e9",
-    ]
-)
+KINDS = ["ip", "user", "user_or_ip", "session", "path", "route", "header:User-Agent", "get:q"]
+KINDS += ["cookie:sessionid", "post:username", "json:a.b", "data:username", "int:post:account"]
+KINDS += ["kwarg:name", "a.b:c", "header:\u00e9"]
+kinds = st.sampled_from(KINDS)
+PATHS = ["/", "/ok", "/*", "/**", "**", "/things/*/", "/search", "/\n/ok", "/" + "*a" * 400, "/["]
+PATHS += ["//["]
+AUDIENCES = ["everyone", "anonymous", "authenticated", "staff", "group:pro\ngroup:free"]
+ROUTES = ["ok", "thing", "nowhere", "admin:index", "\u00f6" * 40]
 wrong_keys = (
     st.sampled_from(["", "header:X+Y", "header:", "os.system", "id", " ip", "ip+", "+"]) | texts
 )
@@ -105,26 +55,10 @@ LIKELY: dict[str, Any] = {
     "name": mostly(st.sampled_from(["site", "search", "other", "x" * 200, "\u00f6 : /*"]), texts),
     "key": mostly(kinds | st.lists(kinds, min_size=2, max_size=3).map("+".join), wrong_keys),
     "path": mostly(
-        st.sampled_from(
-            [
-                "/",
-                "/ok",
-                "/*",
-                "/**",
-                "**",
-                "/things/*/",
-                "/search",
-                "/\n/ok",
-                "/" + "*a" * 400,
-                "/[",
-                "//[",
-            ]
-        ),
+        st.sampled_from(PATHS),
         st.sampled_from(["", "ok", "/" + "a" * 2000]) | texts.map("/{}".format),
     ),
-    "route": mostly(
-        st.sampled_from(["ok", "thing", "nowhere", "admin:index", "\u00f6" * 40]), texts
-    ),
+    "route": mostly(st.sampled_from(ROUTES), texts),
     "group": mostly(st.sampled_from(["search", "other"]), texts),
     "time_zone": mostly(
         st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu"]),
@@ -135,10 +69,7 @@ LIKELY: dict[str, Any] = {
         st.sampled_from(["GET,", "PSOT", "get", "5"]) | texts,
     ),
     "audience": mostly(
-        st.sampled_from(
-            ["everyone", "anonymous", "authenticated", "staff", "group:pro\ngroup:free"]
-        ),
-        st.sampled_from(["", "group:", "nobody", "pro"]) | texts,
+        st.sampled_from(AUDIENCES), st.sampled_from(["", "group:", "nobody", "pro"]) | texts
     ),
     "rate": mostly(
         st.lists(st.sampled_from(RATES), min_size=1, max_size=3, unique=True).map(", ".join),

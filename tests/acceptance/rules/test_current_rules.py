@@ -70,9 +70,7 @@ def other(prefix: str) -> Iterator[Ask]:
 
 
 def rules(face: str) -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Return rules that replace call sites, add to them or limit paths, for some methods
-    and users.
-    """
+    """Return rules that replace call sites, add to them or limit paths."""
     sites = FACES[face] or ["none"]
     rule = st.fixed_dictionaries(
         {
@@ -84,7 +82,7 @@ def rules(face: str) -> st.SearchStrategy[list[dict[str, Any]]]:
             "mode": st.sampled_from(["enforce", "enforce", "shadow", "off"]),
             "group": st.sampled_from(["", *sites]),
             "path": st.sampled_from(["", "", "/"] if FACES[face] else ["/", "/place", "/other"]),
-        },
+        }
     )
     return st.lists(rule, max_size=2, unique_by=lambda one: one["name"])
 
@@ -121,12 +119,8 @@ def hear(other: Ask) -> None:
         time.sleep(0.005)
 
 
-def test_the_first_request_after_a_save_obeys_it_in_any_process(
-    other: Ask,
-) -> None:
-    """For any rules before and after and any kind of limit, the response equals that of a process
-    that has forgotten its rules.
-    """
+def test_the_first_request_after_a_save_obeys_it_in_any_process(other: Ask) -> None:
+    """The response equals that of a process that has forgotten its rules."""
     RateLimitRule.objects.create(name="first", path="/first", key="ip", rate="1/m")
 
     @given(histories())
@@ -150,9 +144,7 @@ def test_the_first_request_after_a_save_obeys_it_in_any_process(
 
 
 def test_a_new_rule_is_obeyed_by_every_caller(other: Ask) -> None:
-    """If no rule applied before, a new limit of 0 refuses the next request, for every method, user
-    and call site.
-    """
+    """A limit of 0 refuses the next request, although no rule applied before."""
     for face, sites in FACES.items():
         save([], False)
         hear(other)

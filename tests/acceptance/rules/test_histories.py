@@ -91,9 +91,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(site=sites, process=processes)
     def roll_back(self, site: str, process: int) -> None:
-        """Roll back a transaction during which Redis is emptied and rules are published
-        and read.
-        """
+        """Roll back a transaction during which Redis is emptied and rules are read."""
         self._process(site, process)("in_a_transaction(5, commits=False)")
         self._published(site)
 
@@ -162,9 +160,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def what_the_database_has_holds(self) -> None:
-        """Rules in force match the database in every process that has received them, unless a
-        change is unnoticed so far.
-        """
+        """Rules in force match the database in every process, unless a change is unnoticed."""
         for site, workers in self.workers.items():
             if site not in self.unseen:
                 due, until = workers[0]("due()"), time.monotonic() + HEARD_SECONDS
@@ -200,9 +196,7 @@ def histories(tmp_path: Path) -> Any:
 
 
 def test_rules_in_force_match_the_database_after_any_history(histories: Any) -> None:
-    """The histories have edits, rollbacks, killed processes, an emptied or restored Redis, a
-    restored database and promoted replicas.
-    """
+    """Histories have edits, rollbacks, kills, and emptied or restored servers."""
     run_state_machine_as_test(
         histories,
         settings=settings(

@@ -107,19 +107,10 @@ def update_by_hand() -> None:
 Some = Callable[[int], Any]
 CASES: dict[str, tuple[Some, Callable[[], Any]]] = {
     "deleting overrides": (overrides, lambda: RateLimitOverride.objects.all().delete()),
-    "renaming a rule with overrides": (
-        of_a_rule,
-        lambda: RateLimitRule.objects.update(name="another"),
-    ),
+    "renaming a rule": (of_a_rule, lambda: RateLimitRule.objects.update(name="another")),
     "deleting rules": (of_rules_and_users, lambda: RateLimitRule.objects.all().delete()),
-    "updating overrides": (
-        of_rules_and_users,
-        lambda: RateLimitOverride.objects.update(effect="block"),
-    ),
-    "updating whom they are about": (
-        overrides,
-        lambda: RateLimitOverride.objects.update(network="203.0.113.9"),
-    ),
+    "updating overrides": (overrides, lambda: RateLimitOverride.objects.update(effect="exempt")),
+    "updating subjects": (overrides, lambda: RateLimitOverride.objects.update(network="::1")),
     "updating rules": (rules, lambda: RateLimitRule.objects.update(rate="6/h")),
     "creating": (users, create_for_all_users),
 }
@@ -145,9 +136,7 @@ def test_changes_of_many_rows_are_one_revision(case: str) -> None:
 def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(
     count: int, operator: Client
 ) -> None:
-    """These are `bulk_update` in several statements, an import of rules, and actions of
-    the admin.
-    """
+    """Examples are `bulk_update`, an import of rules, and actions of the admin."""
 
     def one(change: Callable[[], Any]) -> None:
         before = RateLimitRevision.read("default")[0]
@@ -184,9 +173,7 @@ def test_too_many_changes_are_one_history_entry() -> None:
 
 
 def test_the_queries_of_a_deletion_do_not_grow_with_each_override(operator: Client) -> None:
-    """Thousands of overrides are deleted by a queryset, with three statements for 999 of them on
-    SQLite. In the admin, Django's log adds a statement for 142 of them.
-    """
+    """A queryset deletes 999 of them with three statements on SQLite, the admin with a few more."""
     cases: list[tuple[Callable[[], Any], int]] = [
         (lambda: RateLimitOverride.objects.all().delete(), 8),
         (lambda: select_all(operator, "delete_selected"), 8 + 2_000 // 142),
@@ -240,9 +227,7 @@ def test_a_failed_deletion_is_recorded_only_when_it_succeeds() -> None:
 
 
 def test_other_models_of_the_site_are_not_affected() -> None:
-    """Their rows are deleted without being loaded, as Django does by default, and no signal of
-    theirs has a receiver.
-    """
+    """Their rows are deleted without being loaded, and their signals have no receiver."""
     soon = timezone.now() + datetime.timedelta(days=1)
     Session.objects.bulk_create(
         Session(session_key=f"{number:040}", session_data="", expire_date=soon)
@@ -274,15 +259,9 @@ def test_changes_of_a_migration_without_signals_are_published() -> None:
 
 def declared(count: int, limit: int, edit: int = 0) -> list[dict[str, Any]]:
     """Return rules that differ from those of another edit, and a rule for /ok."""
+    same = {"key": "ip", "rate": f"{100 + edit}/m"}
     others = [
-        {
-            "id": n,
-            "name": f"rule {n}",
-            "path": f"/app{n}/*/",
-            "key": "ip",
-            "rate": f"{100 + edit}/m",
-        }
-        for n in range(1, count)
+        {"id": n, "name": f"rule {n}", "path": f"/app{n}/*/", **same} for n in range(1, count)
     ]
     return [*others, {"id": count, "name": "met", "path": "/ok", "key": "ip", "rate": f"{limit}/h"}]
 

@@ -47,12 +47,8 @@ def test_overrides_begin_and_end_on_time() -> None:
         RateLimitOverride.objects.create(
             network=f"203.0.113.{number}", effect="block", starts=starts, ends=ends
         )
-    assert [get(REMOTE_ADDR=f"203.0.113.{number}") for number in range(1, 5)] == [
-        [429],
-        [200],
-        [200],
-        [429],
-    ]
+    found = [get(REMOTE_ADDR=f"203.0.113.{number}") for number in range(1, 5)]
+    assert found == [[429], [200], [200], [429]]
     assert RateLimitOverride.objects.active().count() == 2
     retry_after = int(Client(REMOTE_ADDR="203.0.113.4").get("/ok")["Retry-After"])
     assert 3500 <= retry_after <= 3600
@@ -66,10 +62,7 @@ def test_the_admin_shows_and_saves_naive_times(root: Client) -> None:
         admin("ratelimitoverride_changelist") + "?active=yes",
         admin("ratelimitrule_change", saved.pk),
     ]
-    pages += [
-        admin("ratelimitrule_history", saved.pk),
-        admin("ratelimitoverride_add"),
-    ]
+    pages += [admin("ratelimitrule_history", saved.pk), admin("ratelimitoverride_add")]
     assert [root.get(page).status_code for page in pages] == [200] * len(pages)
     given = {"network": "203.0.113.9", "effect": "block", "duration": "3600"}
     assert root.post(admin("ratelimitoverride_add"), given).status_code == 302

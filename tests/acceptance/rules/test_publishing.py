@@ -59,10 +59,7 @@ EDITS = [
         "RateLimitRule.objects.get_or_create(name='other', defaults=given)",
         {"site": 50, "other": 500},
     ),
-    (
-        "add_tier(RateLimitRule.objects.get(name='site'), 'pro', '99/h')",
-        {"site": 99, "other": 500},
-    ),
+    ("add_tier(RateLimitRule.objects.get(name='site'), 'pro', '99/h')", {"site": 99, "other": 500}),
     ("RateLimitRule.objects.update(options={})", {"site": 50, "other": 500}),
     ("block(user=User.objects.using('default').get()) ;; edit(51)", "refused"),
     (
@@ -174,9 +171,7 @@ def test_a_prefix_belongs_to_one_database(
 def test_a_site_without_its_database_uses_the_published_rules(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """If the published rules belong to another database, it uses its own as soon as its database is
-    available.
-    """
+    """Those of another database are replaced as soon as its own is available."""
     first, second = site(tmp_path, of_sites, "first"), site(tmp_path, of_sites, "second")
     started(prefix, first)("rule(rate='1000/h')")
     with Worker(prefix, second) as before:
@@ -232,10 +227,7 @@ ADA = "{'key': 'secret'}, {'user': 'ada'}, {'address': '203.0.113.9'}, {'address
 def test_rotating_the_key_lifts_no_block(
     setting: str, of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """No block is lifted while old and new processes run together, whichever of them edits, or
-    afterwards. A check counts the field values that match no client when the last key for them is
-    removed.
-    """
+    """Old and new processes run together, and either of them edits."""
     databases = site(tmp_path, of_sites)
 
     def keys(*keys: str) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from django_ratelimit_lua.models import (
     RateLimitRevision,
     RateLimitRule,
 )
-from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.publishing import parts, triggers
 from django_ratelimit_lua.publishing.publisher import publish
 from django_ratelimit_lua.rules import RuleError, provider
@@ -96,9 +95,7 @@ def another_process() -> None:
 
 
 def stale_process(function: Any) -> Any:
-    """Run something with the rules that are known now, as a process would that has not heard of
-    what came since.
-    """
+    """Run a function with the rules that are known now, as in a process that missed a change."""
     known = provider.load_ruleset()
     function()
     provider._ruleset = known
@@ -107,9 +104,7 @@ def stale_process(function: Any) -> Any:
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_new_rule_applies_to_the_next_request() -> None:
-    """It applies even if there was no rule before, and in a process that has loaded the old
-    rules.
-    """
+    """It applies in a process that has loaded the old rules."""
     assert get(times=3) == [200, 200, 200]
     known = stale_process(rule)
     assert known.revision.number == 0
@@ -176,9 +171,7 @@ def test_a_transaction_is_published_once(direct: redis.Redis) -> None:
 def test_an_older_publication_never_wins(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If another process has published since a process read the database, it reads the database
-    again.
-    """
+    """A process reads the database again if another one has published meanwhile."""
     one = rule("search", path="", rate="50/h")
 
     def slow(using: str, row: Any) -> parts.Part:
@@ -265,9 +258,7 @@ def test_an_unpublished_change_is_published_as_soon_as_possible(
 def test_unreadable_rows_and_parts_are_skipped_and_logged(
     caplog: Any, direct: redis.Redis, prefix: str
 ) -> None:
-    """Examples are invalid options, an override of an unknown kind or with an invalid rate, and an
-    invalid part of the snapshot. Everything else applies.
-    """
+    """Everything else applies."""
     rule("broken", rate="1/h")
     rule("whole", path="/other", rate="1/h")
     RateLimitOverride.objects.create(network="203.0.113.1", effect="exempt")
@@ -320,17 +311,6 @@ def test_a_rule_of_the_admin_never_runs_code_that_it_names() -> None:
     row = RateLimitRule(name="site", path="/", key="os.system", rate="0/h")
     RateLimitRule.objects.bulk_create([row])
     assert get() == [200]
-
-
-def test_a_rule_replaces_a_call_site() -> None:
-    """It uses its own key and methods, or those of the call site."""
-    rule("upload", path="", key="", rate="5/h")
-    assert Client().get("/upload").content == b"upload=5"
-    assert Client().post("/upload?who=ada").content == b"upload=5"
-    RateLimitRule.objects.update(mode="off")
-    assert Client().get("/upload").content == b""
-    RateLimitRule.objects.update(mode="enforce", rate="0/h")
-    assert get("/upload") == [429]
 
 
 @pytest.mark.parametrize(
@@ -399,21 +379,12 @@ def test_a_rule_continues_only_counts_of_the_same_period(taking: Any) -> None:
     take = taking("sliding_window", ["20/m", "500/h"])
     assert take(15).allowed
     one = rule("exports", path="", key="", rate="300/h, 18/m, 1000/d")
-    assert [(state.limit, state.remaining) for state in take(2).limits] == [
-        (300, 283),
-        (18, 1),
-        (1000, 998),
-    ]
+    found = [(state.limit, state.remaining) for state in take(2).limits]
+    assert found == [(300, 283), (18, 1), (1000, 998)]
     RateLimitRule.objects.update(rate="12/d")
     assert take(10).remaining == 0
     one.delete()
     assert [(state.limit, state.remaining) for state in take(1).limits] == [(20, 2), (500, 482)]
-
-
-def test_a_rule_applies_in_addition_to_a_call_site() -> None:
-    """With `group`, both are decided in one call."""
-    rule("search daily", path="", group="search", rate="9/d")
-    assert Client().get("/search").content == b"search:*:ip:100/m=100,search daily=9"
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
@@ -535,9 +506,7 @@ def test_overrides_by_user_and_by_header_combine(direct: redis.Redis, prefix: st
     ],
 )
 def test_an_address_matches_in_every_spelling(network: str, kept: str, settings: Any) -> None:
-    """An IPv4-mapped IPv6 address is the IPv4 client: in overrides, as the peer, and behind
-    proxies.
-    """
+    """An IPv4-mapped address is the IPv4 client: in overrides, as peer, and behind proxies."""
     rule(rate="1000/h")
     block = RateLimitOverride(network=network, effect="block")
     block.full_clean(exclude=["subject", "kind"])
@@ -587,24 +556,7 @@ def test_shadow_rules_never_refuse(settings: Any) -> None:
     assert get() == [429]
 
 
-def test_the_history_records_each_change_and_its_author() -> None:
-    """It contains the old and the new values of rules and overrides."""
-    with acting("ada"):
-        one = rule(rate="100/h")
-        one.rate = "50/h"
-        one.save()
-        one.save()
-    changes = list(RateLimitChange.objects.order_by("pk"))
-    assert [(change.by, change.action, change.revision) for change in changes] == [
-        ("ada", "created", 1),
-        ("ada", "changed", 2),
-    ]
-    assert (changes[1].before["rate"], changes[1].after["rate"]) == ("100/h", "50/h")
-
-
-def test_a_process_that_lost_the_lock_publishes_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_process_that_lost_the_lock_publishes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Only one process compares the published rules with the database."""
     caplog.set_level(logging.INFO, "django_ratelimit_lua")
     rule()

@@ -30,9 +30,7 @@ REMEDY = "manage.py migrate"
 
 @pytest.fixture
 def unmigrated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Simulate a new process with a database without the package's tables, and return its attempts
-    to publish.
-    """
+    """Start anew on a database without the package's tables, and return the attempts to publish."""
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     settings.RATELIMIT_RULES = [{"name": "site", "path": "/", "key": "ip", "rate": "2/h"}]

@@ -20,11 +20,7 @@ from django.test import Client
 from django.urls import path
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.models import (
-    RateLimitOverride,
-    RateLimitRevision,
-    RateLimitRule,
-)
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.publishing import publish, triggers
 from django_ratelimit_lua.rules import provider, snapshot
 from django_ratelimit_lua.rules.status import freshness
@@ -202,9 +198,7 @@ def test_an_older_version_never_overwrites_a_newer_snapshot(
 def test_a_late_reply_of_the_database_is_used(
     published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is used immediately, also by a new process, so a blocked client is admitted no longer than
-    until the reply.
-    """
+    """A new process uses it immediately, so a blocked client is refused again."""
     settings.RATELIMIT_TIMEOUT = 0.05
     rule("good", path="/good", rate="2/h")
     RateLimitOverride.objects.create(network=FIRST, effect="block")
@@ -246,9 +240,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker
 
 @pytest.fixture
 def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, Worker]:
-    """Return both processes as they have just started, with a rule that the newer one has
-    published.
-    """
+    """Return both processes as just started, with a rule that the newer one has published."""
     older, newer = processes
     newer(f"begin({prefix!r}) ;; RateLimitOverride.objects.all().delete()")
     newer("RateLimitRule.objects.all().delete() ;; rule(rate='50/h, 30/m')")
@@ -259,10 +251,7 @@ def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, 
 def test_an_edit_by_an_older_process_is_published_by_a_newer_one(
     older_newer: tuple[Worker, Worker], published: Published
 ) -> None:
-    """A newer process publishes it when it compares the rules, every ten seconds, with all fields
-    that the older one does not know. The older process uses the database as far as it knows its
-    fields.
-    """
+    """It has all fields that the older process does not know."""
     older, newer = older_newer
     rates = newer("ask()")
     assert sorted(rates.values()) == [30, 50]

@@ -37,9 +37,7 @@ from django_ratelimit_lua.management.verbs.rules import _words
     ],
 )
 def test_a_limit_is_described_in_one_line(state: LimitState, words: str) -> None:
-    """The line has the used and the remaining units, the time of the reset, and whether the next
-    request would be allowed.
-    """
+    """The line has used and remaining units, the reset, and the result of a next request."""
     assert _words(state) == words
 
 

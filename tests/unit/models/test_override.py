@@ -57,11 +57,8 @@ def test_the_subject_of_a_client_is_its_digest() -> None:
     """No key changes it."""
     override = RateLimitOverride(effect="block", client_digest="0f" * 16)
     override.prepare()
-    assert (override.kind, override.subject, override.digests()) == (
-        "digest",
-        "0f" * 16,
-        ["0f" * 16],
-    )
+    found = (override.kind, override.subject, override.digests())
+    assert found == ("digest", "0f" * 16, ["0f" * 16])
 
 
 def test_only_the_digest_of_a_field_value_is_stored() -> None:
@@ -110,11 +107,7 @@ def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("fields", "wrong"),
-    [
-        ({"rate": "3"}, ["rate"]),
-        ({"rate": "9/m", "burst": 5}, ["burst"]),
-        ({"rate": "9/m"}, []),
-    ],
+    [({"rate": "3"}, ["rate"]), ({"rate": "9/m", "burst": 5}, ["burst"]), ({"rate": "9/m"}, [])],
 )
 def test_another_limit_has_to_fit_the_limit_in_the_code(
     fields: Any, wrong: list[str], monkeypatch: pytest.MonkeyPatch

@@ -27,9 +27,7 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
 
 
 def test_a_snapshot_contains_all_rules_and_overrides() -> None:
-    """It has each rule as it is declared, with its primary key, and the overrides of each client.
-    It lists the values of requests that overrides refer to, by rule.
-    """
+    """It lists the values of requests that overrides refer to, by rule."""
     api = rule("api", rate="5/h")
     add_tier(api, "pro", "50/h")
     ada = User.objects.create(username="ada")
@@ -106,9 +104,7 @@ def test_an_override_edited_by_hand_is_left_out_and_reported(edit: Any) -> None:
 
 
 def test_a_test_cases_transaction_does_not_delay_publishing() -> None:
-    """Other connections cannot see changes inside a test case's transaction, so only a transaction
-    begun within it delays publishing.
-    """
+    """Only a transaction begun within it does."""
     assert not is_in_transaction("default")
     with transaction.atomic():
         assert is_in_transaction("default")

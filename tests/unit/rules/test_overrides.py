@@ -41,10 +41,7 @@ def test_the_overrides_of_an_address_are_found_by_prefix() -> None:
         "ip4/24:cb0071": [[2, "", "exempt"]],
         "ip4/24:cb0072": [[3, "", "block"]],
     }
-    others = {
-        "ip4/32:cb007109": [[4, "", "block"]],
-        "ip6/48:20010db80000": [[5, "", "block"]],
-    }
+    others = {"ip4/32:cb007109": [[4, "", "block"]], "ip6/48:20010db80000": [[5, "", "block"]]}
     overrides = Overrides(
         [
             section(networks=["ip4/8", "ip4/24"], entries=some),
@@ -66,29 +63,20 @@ def test_the_overrides_of_an_address_are_found_by_prefix() -> None:
 def test_a_client_is_found_by_its_user_its_values_and_its_digest() -> None:
     """A value of a field that compares letter case differs from that of one that does not."""
     user, value = digest(("user", "7")).decode(), digest(("get", "q", "ada")).decode()
-    overrides = Overrides(
-        [
-            section(
-                entries={
-                    user: [[1, "", "block", None, 9, {"forbids": True, "message": "Write to us."}]],
-                    value: [[2, "api", "limit", None, None, {"rate": "5/m", "burst": 9}]],
-                    f"exact:{value}": [[3, "", "exempt"]],
-                    f"digest:{user}": [[4, "", "exempt", 5]],
-                }
-            )
-        ]
-    )
+    entries = {
+        user: [[1, "", "block", None, 9, {"forbids": True, "message": "Write to us."}]],
+        value: [[2, "api", "limit", None, None, {"rate": "5/m", "burst": 9}]],
+        f"exact:{value}": [[3, "", "exempt"]],
+        f"digest:{user}": [[4, "", "exempt", 5]],
+    }
+    overrides = Overrides([section(entries=entries)])
     (blocked,) = overrides.find_by_identity("user", ("user", "7"))
     assert blocked == Override(
         1, ends=9, block=Block(True, "Write to us."), subject=user.encode(), strength=130
     )
     (limited,) = overrides.find_by_identity("get:q", ("get", "q", "ada"))
-    assert (limited.pk, limited.rule, limited.rate, limited.burst) == (
-        2,
-        "api",
-        Rate.parse("5/m"),
-        9,
-    )
+    found = (limited.pk, limited.rule, limited.rate, limited.burst)
+    assert found == (2, "api", Rate.parse("5/m"), 9)
     assert [one.pk for one in overrides.find_by_identity("exact:get:q", ("get", "q", "ada"))] == [3]
     assert [one.pk for one in overrides.find_by_client(user.encode())] == [4]
     assert list(overrides.find_by_identity("user", ("user", "8"))) == []

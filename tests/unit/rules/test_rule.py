@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.test import RequestFactory
 from django.utils import translation
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,9 +33,7 @@ def limit_name(rule: Rule, group: str = "app.view") -> str:
 
 
 def test_a_rule_is_compiled_as_declared() -> None:
-    """The rule holds the conditions under which it applies, and its template holds the rates and
-    options.
-    """
+    """The rule holds its conditions, and its template the rates and options."""
     rule = declared(
         method=["GET", "post"],
         audience="anonymous",
@@ -107,9 +104,7 @@ def test_errors_name_their_field(words: dict[Any, Any], field: str, plain: bool)
     "words", [{"key": "app.keys.tenant"}, {"rate": "app.rate"}, {"cost": "app.cost"}]
 )
 def test_a_rule_of_the_admin_may_not_refer_to_code(words: dict[str, Any]) -> None:
-    """A rule of the admin may not contain a dotted path, because editors of rules may not choose
-    the code that runs.
-    """
+    """Editors of rules may not choose the code that runs."""
     with pytest.raises(RuleError):
         compile({**API, **words}, plain=True)
 
@@ -123,10 +118,8 @@ def test_tiers_are_ordered_and_each_invalid_tier_is_an_error() -> None:
     wrong = [{"group": "c", "rate": "1/century"}, {"group": "d", "rate": "5"}]
     with pytest.raises(RuleError, match="tier of 'c'") as raised:
         declared(tiers=[*tiers, *wrong])
-    assert [(error.field, error.tier) for error in raised.value.each] == [
-        ("tiers", "c"),
-        ("tiers", "d"),
-    ]
+    found = [(error.field, error.tier) for error in raised.value.each]
+    assert found == [("tiers", "c"), ("tiers", "d")]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +128,7 @@ def test_tiers_are_ordered_and_each_invalid_tier_is_an_error() -> None:
         ({"name": " a"}, "without spaces"),
         ({"route": "a\u200b"}, "without invisible"),
         ({"name": "a\u202eb"}, "without invisible"),
-        ({"name": "a\u2028b"}, "without invisible"),
+        ({"name": "a\u2028b"}, "without control"),
         ({"name": "a\x07b"}, "without control"),
         ({"name": "a" * 201}, "At most 200"),
         ({"audience": [f"group:{'g' * 100}{number}" for number in range(10)]}, "At most 1000"),
@@ -151,9 +144,7 @@ def test_what_does_not_fit_into_a_row_is_an_error(words: dict[str, Any], text: s
 
 
 def test_an_error_is_shown_in_the_words_of_the_form() -> None:
-    """The text for operators has labels in place of names, and their language; the English text
-    has names and the place.
-    """
+    """Operators read labels in their language; the log has names."""
     with pytest.raises(RuleError) as raised:
         declared(ban_after=3)
     assert str(raised.value) == "RATELIMIT_RULES: rule 'api': ban_after needs ban_for as well"
@@ -166,10 +157,8 @@ def test_an_error_is_shown_in_the_words_of_the_form() -> None:
 def test_a_call_site_is_a_rule_without_a_name() -> None:
     """Its limits are named by group, methods, key and rate."""
     here = call_site(None, ("ip", "post:username"), "5/m", UNSAFE, 1, {})
-    assert (here.name, limit_name(here)) == (
-        "",
-        "app.view:DELETE,PATCH,POST,PUT:ip+post:username:5/m",
-    )
+    found = (here.name, limit_name(here))
+    assert found == ("", "app.view:DELETE,PATCH,POST,PUT:ip+post:username:5/m")
     assert limit_name(call_site("login", "ip", "5/m", "GET", 1, {})) == "login:GET:ip:5/m"
     assert "login" in known_call_sites
     with pytest.raises(LimitError, match="needs a key"):
@@ -197,11 +186,8 @@ def test_a_rule_that_replaces_call_sites_uses_their_key_and_cost() -> None:
         [first, second]
     )
     assert silent.template is not None
-    assert (silent.key, silent.template.cost, silent.methods) == (
-        first.key,
-        3,
-        {"GET", "HEAD", "POST"},
-    )
+    found = (silent.key, silent.template.cost, silent.methods)
+    assert found == (first.key, 3, {"GET", "HEAD", "POST"})
     assert (silent.block, silent.count_if, silent.replaces) == (False, count_if, (first, second))
     assert limit_name(silent) == "search"
     plain = compile({**API, "name": "search", "method": "PUT", "cost": 1}).in_place_of(
@@ -232,9 +218,7 @@ CODE = st.lists(
 def test_a_rule_continues_only_matching_counts_of_limits_in_code(
     code: list[tuple[int, str, str, str]], rates: dict[str, int], key: str
 ) -> None:
-    """A limit of the rule continues the count of the first limit with the same period, key and
-    algorithm. No two limits share a count, and no count of another period is continued.
-    """
+    """It continues the first count with the same period, key and algorithm."""
     sites = [
         call_site("g", by, f"{limit}/{unit}", ALL, 1, {"algorithm": kind})
         for limit, unit, kind, by in code
@@ -273,22 +257,6 @@ def test_a_rule_continues_only_matching_counts_of_limits_in_code(
 
 
 @pytest.mark.parametrize(
-    ("words", "path", "applies"),
-    [
-        ({}, "/api/v1", True),
-        ({}, "/", False),
-        ({"path": None}, "/", True),
-        ({"path": ["/x", "/*.js"]}, "/a.js", True),
-    ],
-)
-def test_a_rule_applies_to_any_of_its_paths(
-    words: dict[str, Any], path: str, applies: bool
-) -> None:
-    """A rule with several paths applies if one of them matches."""
-    assert declared(**words).matches(RequestFactory().get(path)) is applies
-
-
-@pytest.mark.parametrize(
     ("key", "audience", "lumps"),
     [
         ("user", "everyone", True),
@@ -301,9 +269,7 @@ def test_a_rule_applies_to_any_of_its_paths(
 def test_a_rule_by_user_counts_all_anonymous_clients_together(
     key: Any, audience: str, lumps: bool
 ) -> None:
-    """A rule by user alone counts all anonymous clients together, unless its audience excludes
-    them.
-    """
+    """Its audience may exclude them."""
     assert declared(key=key, audience=audience).lumps_strangers is lumps
 
 
@@ -384,10 +350,7 @@ def test_an_option_of_the_code_that_does_not_fit_a_rule_is_left_out(
 def test_slots_take_no_options_of_the_rates_in_code() -> None:
     """The slots of a rule do not take the options of the rates in the code, but its rates do."""
     limiter = RateLimiter("g", ["3", "7/d"], algorithm="token_bucket", burst=2)
-    for words, burst in (
-        ({"rate": "2", "algorithm": "concurrency"}, None),
-        ({"rate": "5/d"}, 2),
-    ):
+    for words, burst in (({"rate": "2", "algorithm": "concurrency"}, None), ({"rate": "5/d"}, 2)):
         rule = compile({"name": "g", "group": "g", **words})
         assert rule.template is not None
         (limit,) = rule.template.in_place_of(limiter.limits).limits("g")

@@ -9,12 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import RequestFactory
 
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
-from django_ratelimit_lua.rules.snapshot import (
-    RULES_MEMBERS,
-    SECTION_MEMBERS,
-    Snapshot,
-    parse_part,
-)
+from django_ratelimit_lua.rules.snapshot import RULES_MEMBERS, SECTION_MEMBERS, Snapshot, parse_part
 from django_ratelimit_lua.views.call_sites import call_site
 from tests.tools.walk import Walk
 
@@ -120,9 +115,7 @@ def test_an_invalid_part_is_not_read(text: bytes) -> None:
 
 
 def test_an_edit_calls_no_function_for_unchanged_rules() -> None:
-    """Unchanged rules are taken over from the previous set, so the number of calls does not depend
-    on how many there are.
-    """
+    """Unchanged rules are taken over from the previous set."""
     frames = []
     for count in (1, 100):
         given = [{"name": f"rule {number}", "path": f"/{number}"} for number in range(count)]

@@ -14,25 +14,16 @@ from tests.unit.rules.test_rule import limit_name
 
 
 def test_an_unlisted_name_may_be_a_call_site_if_the_list_is_full() -> None:
-    """A name that is not listed is no call site. If the list is full, any name may be one, and
-    names that are too long are not listed.
-    """
+    """Otherwise a name that is not listed is no call site."""
     names = KnownCallSites()
     names.add("login")
     names.add("y" * 300)
-    assert ("login" in names, "logout" in names, "y" * 300 in names, len(names.names())) == (
-        True,
-        False,
-        True,
-        1,
-    )
+    found = ("login" in names, "logout" in names, "y" * 300 in names, len(names.names()))
+    assert found == (True, False, True, 1)
     for number in range(KnownCallSites.MAX_ENTRIES):
         names.add(f"made up {number}")
-    assert ("login" in names, "logout" in names, len(names.names())) == (
-        True,
-        True,
-        KnownCallSites.MAX_ENTRIES,
-    )
+    found = ("login" in names, "logout" in names, len(names.names()))
+    assert found == (True, True, KnownCallSites.MAX_ENTRIES)
 
 
 def view(request: Any) -> None:
@@ -49,15 +40,11 @@ class Heir(OnClass):
 
 
 def test_a_view_is_named_by_its_module_and_function() -> None:
-    """A class has a name of its own, so subclasses are counted separately. A partial is named by
-    its function, a bound method by the class of its object, and a lambda also by its line.
-    """
+    """Subclasses are counted separately, and a lambda is named by its line too."""
     here = __name__
     assert default_group(view) == default_group(functools.partial(view)) == f"{here}.view"
-    assert (default_group(OnClass.as_view()), default_group(Heir.as_view())) == (
-        f"{here}.OnClass",
-        f"{here}.Heir",
-    )
+    found = (default_group(OnClass.as_view()), default_group(Heir.as_view()))
+    assert found == (f"{here}.OnClass", f"{here}.Heir")
     bound = Heir().get
     as_method_decorator_does = functools.wraps(Heir.get)(functools.partial(bound))
     for method in (bound, as_method_decorator_does, never_cache(as_method_decorator_does)):

@@ -87,9 +87,7 @@ DISPATCH = [("dispatch", "50/h"), ("dispatch", "5/m"), ("get", "50/h"), ("get", 
     ],
 )
 def test_limits_on_a_view_are_found(view: Any, found: list[Any]) -> None:
-    """Limits around the view and on its methods are found, from the outermost inwards, whichever
-    other decorators there are.
-    """
+    """They are found from the outermost inwards, whichever other decorators there are."""
     for method in ("GET", "HEAD", None):
         assert rates(view, method) == found
     assert inspect_view(view, "GET").unknown == []
@@ -102,9 +100,7 @@ def test_stacked_limits_are_one_stack() -> None:
 
 
 def test_a_method_counts_under_the_class_of_the_view() -> None:
-    """The group of an inherited method is named by the class of the view, not by the class that
-    defines it.
-    """
+    """It does not count under the class that defines it."""
     cls = type("Heir", (OnDispatch,), {})
     names = [
         stack.group.removeprefix(f"{__name__}.")
@@ -125,9 +121,7 @@ def test_a_method_counts_under_the_class_of_the_view() -> None:
 def test_limits_that_cannot_be_read_are_reported_as_unknown(
     view: Any, unknown: list[str], groups: list[str]
 ) -> None:
-    """These are methods of the class that the view may call through `self` or `super`, and
-    functions inside another callable.
-    """
+    """These are methods that the view may call, and functions inside another callable."""
     found = inspect_view(view, "GET")
     assert found.unknown == unknown
     assert [stack.group.removeprefix(f"{__name__}.") for stack in found.hidden] == groups
@@ -193,9 +187,7 @@ class Asking(LoginRequiredMixin, View):
     ],
 )
 def test_a_login_before_a_limit_is_detected(view: Any, is_behind: bool, settings: Any) -> None:
-    """A login that the decorator, the mixin or the middleware requires is detected if it precedes
-    the limit.
-    """
+    """The decorator, the mixin or the middleware requires it."""
     assert is_behind_login(view, inspect_view(view, "GET").stacks[0]) is is_behind
     settings.MIDDLEWARE = ["django.contrib.auth.middleware.LoginRequiredMiddleware"]
     assert is_behind_login(view, inspect_view(view, "GET").stacks[0])

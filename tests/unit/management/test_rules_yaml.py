@@ -75,7 +75,9 @@ def test_an_error_contains_the_line_in_the_file(text: str, problem: str) -> None
 def test_an_invalid_field_is_reported_with_valid_values(fields: str, problem: str) -> None:
     """The rule has other valid fields."""
     given = {"path": "/", "key": "ip", "rate": "5/m"}
-    others = [f"{name}: {value}" for name, value in given.items() if f"{name}: " not in fields]
+    others = [
+        f"{name}: {value}" for name, value in given.items() if not fields.startswith(f"{name}: ")
+    ]
     with pytest.raises(RuleError) as raised:
         load(f"- {{{', '.join(['name: a', *others, fields])}}}")
     assert problem in str(raised.value)
@@ -139,10 +141,8 @@ def test_a_change_is_shown_in_words() -> None:
         RuleChange("api", before, after).words() for before, after in ((None, RULE), (RULE, None))
     ]
     assert words == [[f"{sign} api: 100 per minute per address, on /api/"] for sign in "+-"]
-    assert RuleChange("api", RULE, {**RULE, "rate": ["50/m", "9/h"]}).words() == [
-        "~ api",
-        "    Rate: 100 per minute → 50 per minute and 9 per hour",
-    ]
+    found = RuleChange("api", RULE, {**RULE, "rate": ["50/m", "9/h"]}).words()
+    assert found == ["~ api", "    Rate: 100 per minute → 50 per minute and 9 per hour"]
 
 
 @pytest.mark.parametrize("name", ["yes", "NO", "off", "on", "2026-01-01", "1:30", "010", "0x1f"])
