@@ -10,11 +10,14 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from django.utils import translation
 
 from django_ratelimit_lua.extension import ANNEXES
 from django_ratelimit_lua.limits import program
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.rules.describe import describe_spec
 from tests.tools import annex_imports
 from tests.tools.floors import (
     PACKAGE,
@@ -62,19 +65,12 @@ def test_optional_apps_import_only_public_names_of_the_core() -> None:
     """No optional app imports from another one, and the core imports from none. `__all__` of a room
     lists names and public modules.
     """
+    annex_of = annex_imports.imported_annex
     everything = annex_imports.imports()
-    assert [
-        found for found in everything if not found.annex and annex_imports.imported_annex(found)
-    ] == []
     of_annexes = [found for found in everything if found.annex]
     assert of_annexes
-    assert [
-        found
-        for found in of_annexes
-        if annex_imports.imported_annex(found) not in ("", found.annex)
-    ] == []
-    of_core = [found for found in of_annexes if not annex_imports.imported_annex(found)]
-    assert [found for found in of_core if not found.is_public] == []
+    assert [found for found in everything if annex_of(found) not in ("", found.annex)] == []
+    assert [found for found in of_annexes if not annex_of(found) and not found.is_public] == []
 
 
 def test_the_table_of_imports_by_optional_apps_is_current() -> None:
@@ -100,13 +96,7 @@ def test_the_drawing_of_the_floors_is_current() -> None:
         (r"\bOrderedDict\(|popitem\(last=False\)", {"process/bounded_map.py"}),
         (r"lru_cache\(maxsize=None\)|from functools import .*\bcached_property\b", set()),
     ],
-    ids=[
-        "forks",
-        "threads and the end",
-        "changes of settings",
-        "bounded maps",
-        "caches without a bound, or with a lock that outlives a fork",
-    ],
+    ids=["forks", "threads", "changes of settings", "bounded maps", "caches without a bound"],
 )
 def test_forks_threads_and_settings_are_handled_in_one_module_each(
     what: str, where: set[str]
@@ -123,11 +113,8 @@ def test_forks_threads_and_settings_are_handled_in_one_module_each(
 
 def test_no_room_has_a_catch_all_name() -> None:
     """No file or folder is named utils, helpers, common, misc or constants."""
-    assert not [
-        path
-        for path in PACKAGE.rglob("*")
-        if re.match(r"(utils|helpers|common|misc|constants)\b", path.name)
-    ]
+    catch_all = re.compile(r"(utils|helpers|common|misc|constants)\b")
+    assert [path for path in PACKAGE.rglob("*") if catch_all.match(path.name)] == []
 
 
 PARTS = sorted(path.stem for path in (PACKAGE / "limits" / "algorithms").glob("*.lua"))
@@ -201,15 +188,9 @@ def test_a_script_contains_every_line_of_its_files() -> None:
         for order in (limits, limits[::-1])
     }
     assert len(digests) == 1
-    others = {
-        "publishing/publish",
-        "rules/read",
-        "contrib/breakers/breaker",
-        "engine/heartbeat",
-        "engine/renew",
-        "contrib/statistics/note",
-        "contrib/statistics/write",
-    }
+    others = {"publishing/publish", "rules/read", "engine/heartbeat", "engine/renew"}
+    others |= {f"contrib/{name}" for name in ("breakers/breaker", "statistics/note")}
+    others |= {"contrib/statistics/write"}
     assert {
         path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.lua")
     } == pieces | others
@@ -223,18 +204,16 @@ def test_proxy_files_are_packaged_by_their_folder() -> None:
     setup.read(ROOT / "setup.cfg")
     packaged = setup["options.package_data"][PACKAGE.name].split()
     assert len(packaged) == len(set(packaged))
-    assert [pattern for pattern in packaged if pattern.startswith("contrib/gateway/proxies/")] == [
-        "contrib/gateway/proxies/*"
-    ]
+    folder = "contrib/gateway/proxies/"
+    assert [pattern for pattern in packaged if pattern.startswith(folder)] == [f"{folder}*"]
 
 
 def test_comments_name_files_that_exist() -> None:
     """Each path in a comment or docstring is the path of a file, relative to one of the file's
     folders.
     """
-    files = [
-        f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("*/**/*") if path.is_file()
-    ]
+    paths = [path for path in ROOT.glob("*/**/*") if path.is_file()]
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for path in paths]
     for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.lua")]):
         for named in re.findall(r"[`( ]((?:\w+/)*\w+\.(?:lua|py))\b", path.read_text()):
             assert any(file.endswith(f"/{named}") for file in files), (
@@ -246,15 +225,10 @@ def test_pictures_are_small_and_shown() -> None:
     """Each picture is shown on a page, has a light and a dark version, and is smaller
     than 100 kB.
     """
-    pages = (ROOT / "docs").rglob("*.rst")
-    shown = {
-        name
-        for page in pages
-        for name in re.findall(r"^\.\. screenshot:: ([\w-]+)$", page.read_text(), re.MULTILINE)
-    }
-    sizes = {
-        path.stem: path.stat().st_size for path in (ROOT / "docs" / "screenshots").glob("*.png")
-    }
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs").rglob("*.rst"))
+    shown = {*re.findall(r"^\.\. screenshot:: ([\w-]+)$", pages, re.MULTILINE)}
+    pictures = (ROOT / "docs" / "screenshots").glob("*.png")
+    sizes = {path.stem: path.stat().st_size for path in pictures}
     assert sizes.keys() == shown | {f"{name}-dark" for name in shown}
     assert max(sizes.values()) < 100_000
 
@@ -265,12 +239,8 @@ def test_no_function_is_used_only_by_tests() -> None:
     used = Counter(word for path in paths for word in re.findall(r"\w+", path.read_text()))
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
-            if (
-                isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-                and not node.decorator_list
-            ):
-                if node.name == "__getattr__":  # Python calls it.
-                    continue
+            is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            if is_function and not node.decorator_list and node.name != "__getattr__":
                 assert used[node.name] > 1, f"{path.relative_to(ROOT)}: {node.name}"
 
 
@@ -289,16 +259,12 @@ def test_a_compiled_translation_is_used(catalogue: Path) -> None:
     """The texts of the compiled translation appear if its language is active. `python -m
     tests.tools.texts untranslated` lists missing texts before a release.
     """
-    from django.utils import translation
-
-    from django_ratelimit_lua.models import RateLimitRule
-    from django_ratelimit_lua.rules.describe import describe_spec
-
+    rule = {"name": "x", "key": "ip", "rate": "5/15m", "mode": "shadow"}
     assert catalogue.with_suffix(".mo").exists()
     with translation.override(catalogue.parts[-3]):
         assert str(RateLimitRule._meta.verbose_name) != "rule"
         assert (
-            describe_spec({"name": "x", "key": "ip", "rate": "5/15m", "mode": "shadow"})
+            describe_spec(rule)
             == "5 je 15 Minuten je Adresse, an der Aufrufstelle x, Schattenmodus"
         )
 
@@ -308,9 +274,8 @@ def test_a_room_describes_its_purpose_and_its_limits(room: str) -> None:
     """The docstring of each room has a summary, what the room may import, and what it
     does not do.
     """
-    summary, rest = (
-        ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
-    ).split("\n\n", 1)
+    tree = ast.parse((PACKAGE / room / "__init__.py").read_text())
+    summary, rest = (ast.get_docstring(tree) or "").split("\n\n", 1)
     assert summary
     assert "import" in rest
     assert re.search(r"\bnot\b|No\s+other\s+room", rest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import logging
@@ -11,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
@@ -58,28 +58,13 @@ def ok(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
-words = st.text(st.characters(categories=["Ll", "Nd"], include_characters="_"), min_size=1).filter(
-    lambda word: (
-        word
-        not in (
-            *field_names(),
-            *FIELDS_OF_ANNEXES,
-            *call_sites._ARGUMENTS,
-            "id",
-            "self",
-            "name",
-            "counted_as",
-        )
-    )
-)
+KNOWN = {*field_names(), *FIELDS_OF_ANNEXES, *call_sites._ARGUMENTS, "id", "self", "name"}
+LETTERS = st.characters(categories=["Ll", "Nd"], include_characters="_")
+WORDS = st.text(LETTERS, min_size=1).filter(lambda word: word not in {*KNOWN, "counted_as"})
+MISSPELT = st.sampled_from(["brust", "bursts", "algoritm", "max_wiat", "methods", "raet", "Burst"])
 
 
-@given(
-    st.one_of(
-        words,
-        st.sampled_from(["brust", "bursts", "algoritm", "max_wiat", "methods", "raet", "Burst"]),
-    )
-)
+@given(WORDS | MISSPELT)
 def test_an_unknown_option_is_named(option: str) -> None:
     """Decorators, `RateLimiter`, `Limit`, throttles and rules name the unknown option and list the
     known ones.
@@ -109,10 +94,11 @@ def test_an_unknown_option_is_named(option: str) -> None:
 )
 def test_unknown_names_get_a_suggestion(wrong: str, meant: str) -> None:
     """The error suggests the most similar name, including the decorator's own arguments."""
+    unknown: Any = {wrong: 5}
     for way in (
-        lambda: ratelimit(key="ip", rate="5/m", **{wrong: 5}),
-        lambda: Limit("x", "5/m", **{wrong: 5}),
-    ):  # type: ignore[arg-type, misc]
+        lambda: ratelimit(key="ip", rate="5/m", **unknown),
+        lambda: Limit("x", "5/m", **unknown),
+    ):
         with pytest.raises(LimitError, match=f"unknown option '{wrong}'; did you mean '{meant}'"):
             way()
     with pytest.raises(RuleError, match=f"unknown field {wrong!r}; did you mean {meant!r}"):
@@ -132,50 +118,50 @@ def test_the_error_for_a_plain_method_names_method_decorator() -> None:
             def get(self, request: HttpRequest) -> HttpResponse:
                 return HttpResponse("never")
 
-    class Odd(View):
+    class Sync(View):
         @ratelimit(key="ip", rate="5/m")
         def get(this, request: HttpRequest) -> HttpResponse:  # noqa: N805
             return HttpResponse("never")
 
-    class AlsoOdd(View):
+    class Async(View):
         @ratelimit(key="ip", rate="5/m")
         async def get(this, request: HttpRequest) -> HttpResponse:  # noqa: N805
             return HttpResponse("never")
 
-    request = RequestFactory().get("/")
-    with pytest.raises(LimitError, match=r"Odd\.get: .*@method_decorator"):
-        Odd.as_view()(request)
-    with pytest.raises(LimitError, match=r"AlsoOdd\.get: .*@method_decorator"):
-        asyncio.run(AlsoOdd.as_view()(request))
+    for view in (Sync, Async):
+        send = async_to_sync(view.as_view()) if view is Async else view.as_view()
+        with pytest.raises(LimitError, match=rf"{view.__name__}\.get: .*@method_decorator"):
+            send(RequestFactory().get("/"))
 
 
 def test_the_error_for_a_function_without_a_request_names_rate_limiters() -> None:
     """The error is raised at the first call of a sync or async function, with any fallback."""
 
-    @ratelimit(key=lambda *_: "all", rate="5/m", fallback="later")
+    limit = ratelimit(key=lambda *_: "all", rate="5/m", fallback="later")
+
+    @limit
     def add(one: int, other: int) -> int:
         return one + other
 
-    @ratelimit(key=lambda *_: "all", rate="5/m", fallback="later")
+    @limit
     async def aadd(one: int, other: int) -> int:
         return one + other
 
-    for called in (lambda: add(1, 2), lambda: asyncio.run(aadd(1, 2))):
-        with pytest.raises(
-            LimitError, match=r"add: .* without a request, use a RateLimiter as the decorator"
-        ):
-            called()
+    error = r"add: .* without a request, use a RateLimiter as the decorator"
+    for function in (add, async_to_sync(aadd)):
+        with pytest.raises(LimitError, match=error):
+            function(1, 2)
 
 
 def test_the_error_for_a_class_names_method_decorator() -> None:
     """The error shows `method_decorator` with the name `dispatch`."""
-    with pytest.raises(
-        LimitError, match=r"@method_decorator\(ratelimit\(\.\.\.\), name='dispatch'\) on Whole"
-    ):
 
-        @ratelimit(key="ip", rate="5/m")
-        class Whole(View):
-            pass
+    class Whole(View):
+        pass
+
+    error = r"@method_decorator\(ratelimit\(\.\.\.\), name='dispatch'\) on Whole"
+    with pytest.raises(LimitError, match=error):
+        ratelimit(key="ip", rate="5/m")(Whole)
 
 
 def test_functions_that_resemble_methods_can_be_decorated() -> None:
@@ -200,11 +186,8 @@ def test_functions_that_resemble_methods_can_be_decorated() -> None:
             return HttpResponse("method")
 
     views = [Site().view(), ratelimit("bound", "ip", "5/m")(Site().bound), Decorated.as_view()]
-    assert [view(RequestFactory().get("/")).content for view in views] == [
-        b"inner",
-        b"bound",
-        b"method",
-    ]
+    contents = [view(RequestFactory().get("/")).content for view in views]
+    assert contents == [b"inner", b"bound", b"method"]
 
 
 def test_the_core_functions_need_a_request() -> None:
@@ -297,6 +280,9 @@ def test_a_missing_address_is_logged_once(
     assert "'unix'" in record.getMessage()
 
 
+IP = {"key": "ip"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -313,6 +299,7 @@ def test_a_missing_address_is_logged_once(
         ({"key": "ip", "rate": "5/m", "burst": 3}, "no option burst"),
         ({"key": "ip", "rate": "5/m", "cost": -1}, "Cost -1"),
         ({"key": "ip", "rate": "5/m", "cost": "many"}, "Cost 'many'"),
+        ({"key": "ip", "rate": "5/m", "count_if": "failed"}, "count_if is 'failed'"),
         ({"key": "ip", "rate": "5/m", "method": 7}, "method is 7"),
         ({"key": "ip", "rate": "5/m", "method": []}, "method is"),
         ({"key": "ip", "rate": "5/m", "group": ""}, "group is ''"),
@@ -320,18 +307,9 @@ def test_a_missing_address_is_logged_once(
         ({"key": "get:", "rate": "5/m"}, "Unknown key 'get:'"),
         ({"key": (), "rate": "5/m"}, "needs a key"),
         ({"rate": "5/m"}, "needs a key"),
-        (
-            {"key": "ip", "rate": "5/m", "descriptor": ["generic_key=x"]},
-            "descriptor is only a field of rules",
-        ),
-        (
-            {"key": "ip", "rate": "5/m", "block": False, "fallback": ok},
-            "no effect with block=False",
-        ),
-        (
-            {"key": "ip", "rate": "5/m", "fallback": HttpResponse("later")},
-            "all requests would share",
-        ),
+        ({**IP, "rate": "5/m", "descriptor": ["generic_key=x"]}, "is only a field of rules"),
+        ({**IP, "rate": "5/m", "block": False, "fallback": ok}, "no effect with block=False"),
+        ({**IP, "rate": "5/m", "fallback": HttpResponse("later")}, "all requests would share"),
     ],
 )
 def test_errors_are_raised_by_the_decorator(arguments: dict[str, Any], message: str) -> None:
@@ -353,17 +331,16 @@ async def several() -> Any:
     yield 1
 
 
+LIMITER = RateLimiter("mistakes", "5/m")
+
+
 @pytest.mark.parametrize(
     ("decorator", "function", "problem"),
     [
-        (RateLimiter("mistakes", "5/m"), type("Job", (), {}), "Job is not a function"),
-        (
-            RateLimiter("mistakes", "5/m"),
-            classmethod(ok),
-            "ok: that is a classmethod, not a function",
-        ),
-        (RateLimiter("mistakes", "5/m"), several, "several is an async generator"),
-        (RateLimiter("mistakes", "5/m")(fallback=later), ok, "fallback is a coroutine function"),
+        (LIMITER, type("Job", (), {}), "Job is not a function"),
+        (LIMITER, classmethod(ok), "ok: that is a classmethod, not a function"),
+        (LIMITER, several, "several is an async generator"),
+        (LIMITER(fallback=later), ok, "fallback is a coroutine function"),
         (ratelimit(key="ip", rate="5/m", fallback=later), ok, "fallback is a coroutine function"),
     ],
 )

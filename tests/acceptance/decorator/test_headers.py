@@ -49,8 +49,7 @@ def test_x_headers_show_the_limit_with_the_least_remaining(
     view = ratelimit(key="ip", rate=["2/m", "500/h"], algorithm="fixed_window")(ok)
     for remaining in (1, 0, 0):
         response = view(rf.get("/"))
-        found = [response[name] for name in OURS[2:]]
-        assert found == ["2", str(remaining), "60"]
+        assert [response[name] for name in OURS[2:]] == ["2", str(remaining), "60"]
     assert response.status_code == 429
 
 

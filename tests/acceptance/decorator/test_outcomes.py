@@ -13,7 +13,7 @@ import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
+from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 
 
@@ -83,25 +83,12 @@ def test_a_hundred_parallel_guesses_reach_the_view_five_times(rf: RequestFactory
     assert [login(rf.get("/", {"name": "ada"})).status_code for _ in range(6)] == [200] * 5 + [429]
 
 
-def test_the_option_reset_if_clears_failures_after_a_success() -> None:
-    """After four failures and a success, five tries are available again."""
-    login = ratelimit("login", "ip", "5/15m", count_if=failed, reset_if=succeeded)(answer)
-    assert ask(login, *["wrong"] * 4, "right", *["wrong"] * 6) == [200] * 4 + [302] + [200] * 5 + [
-        429
-    ]
-
-
 def test_outcomes_of_coroutines_are_settled() -> None:
     """The predicates are plain functions or coroutine functions. The view may raise."""
 
-    @ratelimit(
-        "login",
-        "ip",
-        "3/15m",
-        count_if=afailed,
-        reset_if=succeeded,
-        cost_after=lambda request, outcome: 0,
-    )
+    options: Any = {"count_if": afailed, "reset_if": succeeded, "cost_after": lambda *_: 0}
+
+    @ratelimit("login", "ip", "3/15m", **options)
     async def login(request: HttpRequest) -> HttpResponse:
         await asyncio.sleep(0)
         return answer(request)
@@ -109,23 +96,15 @@ def test_outcomes_of_coroutines_are_settled() -> None:
     async def asked(*passwords: str) -> list[Any]:
         found = []
         for password in passwords:
+            request = RequestFactory().get("/", {"password": password})
             try:
-                found.append(
-                    (await login(RequestFactory().get("/", {"password": password}))).status_code
-                )
+                found.append((await login(request)).status_code)
             except ValueError:
                 found.append("raised")
         return found
 
-    assert asyncio.run(asked("wrong", "broken", "right", "wrong", "broken", "wrong", "right")) == [
-        200,
-        "raised",
-        302,
-        200,
-        "raised",
-        200,
-        429,
-    ]
+    found = asyncio.run(asked("wrong", "broken", "right", "wrong", "broken", "wrong", "right"))
+    assert found == [200, "raised", 302, 200, "raised", 200, 429]
 
 
 def test_an_asynchronous_predicate_works_on_a_plain_view() -> None:
@@ -137,81 +116,20 @@ def test_an_asynchronous_predicate_works_on_a_plain_view() -> None:
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 def test_cost_after_may_charge_beyond_the_limit(algorithm: str) -> None:
     """The request is charged once. Later requests are refused until the excess has expired."""
-    export = ratelimit(
-        "export",
-        "ip",
-        "10/h",
-        cost=1,
-        cost_after=lambda request, outcome: int(request.GET["password"]),
-        algorithm=algorithm,
-    )(answer)
+    options: Any = {"cost_after": lambda request, outcome: int(request.GET["password"])}
+    export = ratelimit("export", "ip", "10/h", algorithm=algorithm, **options)(answer)
     assert ask(export, "3", "20", "0") == [200, 200, 429]
 
 
 def test_cost_after_charges_a_request_once(rf: RequestFactory) -> None:
     """It charges once even if the request passes the view again."""
-    export = ratelimit("export", "ip", "100/h", cost=1, cost_after=lambda request, outcome: 10)(
-        answer
-    )
+    export = ratelimit("export", "ip", "100/h", cost=1, cost_after=lambda *_: 10)(answer)
     request = rf.get("/")
     for used in (1, 12):
         export(request)
         assert request.ratelimit.limits[-1].used == used
     export(rf.get("/"))
     assert RateLimiter("export:*:ip:100/h", "100/h").peek(("ip", "127.0.0.1")).limits[0].used == 23
-
-
-@pytest.mark.parametrize("cost", [-1, 2**53 + 1, 1.5, None, "7"])
-def test_cost_after_must_be_a_whole_number(cost: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """The log reports any other cost. The response stays."""
-    view = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: cost)(answer)
-    assert ask(view, "x") == [200]
-    assert f"cost_after gave {cost!r}: must be a whole number from 0 to" in caplog.text
-
-
-def failing(request: HttpRequest, outcome: Any) -> bool:
-    raise ZeroDivisionError
-
-
-async def afailing(request: HttpRequest, outcome: Any) -> bool:
-    raise ZeroDivisionError
-
-
-async def aanswer(request: HttpRequest) -> HttpResponse:
-    return answer(request)
-
-
-@pytest.mark.parametrize("function", [failing, afailing])
-@pytest.mark.parametrize("option", ["count_if", "reset_if", "cost_after"])
-def test_an_error_of_a_function_is_logged_and_the_unit_stays_counted(
-    option: str, function: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The response of the view, or its exception, stays. The other limits are settled."""
-
-    def limited(view: Any) -> Any:
-        inner = ratelimit("second", "ip", "9/h", count_if=lambda request, outcome: False)(view)
-        return ratelimit("first", "ip", "9/h", **{option: function})(inner)
-
-    assert ask(limited(answer), "wrong") == [200]
-    request = RequestFactory().get("/", {"password": "wrong"})
-    assert asyncio.run(limited(aanswer)(request)).status_code == 200
-    with pytest.raises(ValueError, match="broken"):
-        ask(limited(answer), "broken")
-    errors = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert len(errors) == 3
-    assert all("'first" in record.getMessage() for record in errors)
-    request = RequestFactory().get("/", {"password": "wrong"})
-    limited(answer)(request)
-    assert {state.name.split(":")[0]: state.used for state in request.ratelimit.limits} == {
-        "first": 4,
-        "second": 1,
-    }
-
-
-def test_a_predicate_must_be_a_function() -> None:
-    """Any other value is an error when the decorator is applied."""
-    with pytest.raises(LimitError, match="count_if is 'failed'"):
-        ratelimit("x", "ip", "10/h", count_if="failed")
 
 
 def test_charge_counts_used_units_beyond_the_limit() -> None:
@@ -242,9 +160,7 @@ def test_a_killed_worker_loses_its_unit_until_it_expires() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     request = RequestFactory().get("/", {"password": "right"})
     view(answer)(request)
-    assert request.ratelimit.remaining == 0, (
-        "one for the dead, one for the living until its outcome was known"
-    )
+    assert request.ratelimit.remaining == 0, "one of the killed worker, one of this request"
     time.sleep(1)
     assert ask(view(answer), "wrong", "wrong", "wrong") == [200, 200, 429]
 
@@ -254,9 +170,8 @@ def test_an_outcome_during_an_outage_raises_nothing(settings: Any) -> None:
     view = ratelimit("x", "ip", "2/h", count_if=failed, reset_if=succeeded)
 
     def breaks(request: HttpRequest) -> HttpResponse:
-        settings.CACHES = {
-            "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-        }
+        closed = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+        settings.CACHES = {"default": closed}
         return answer(request)
 
     assert ask(view(breaks), "right") == [302]

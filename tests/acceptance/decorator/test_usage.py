@@ -147,9 +147,8 @@ def test_six_limits_of_rules_decorators_and_throttles_are_one_round_trip(
     client().get("/search/")
     before = decisions(direct)
     answer = client().get("/search/").json()
-    assert (
-        decisions(direct) - before == 4
-    )  # The middleware, the decorators, the throttles, and usage.
+    # The middleware, the decorators, the throttles, and usage.
+    assert decisions(direct) - before == 4
     assert answer == [
         ["all pages", 100, 2, 98, "requests"],
         ["search", 30, 2, 28, "requests"],
@@ -178,22 +177,6 @@ def test_usage_equals_the_next_refusal(direct: redis.Redis) -> None:
             assert limits[name]["remaining"] == remaining
             assert -(-limits[name]["reset_after"] // 1) == seconds
         assert limits["searches"]["retry_after"] == float(refused.headers["Retry-After"])
-
-
-def test_a_peek_before_the_refusal_shows_what_it_will_say() -> None:
-    """Usage is read before the request that is refused."""
-    with move_clock() as clock:
-        for _ in range(2):
-            client().get("/report/")
-            clock.advance(3)
-        (shown,) = [
-            each
-            for each in client().get("/usage/report/").json()["limits"]
-            if each["name"] == "reports"
-        ]
-        refused = client().get("/report/")
-        assert [shown["name"], shown["remaining"], shown["reset_after"]] in header(refused)
-        assert shown["retry_after"] == int(refused.headers["Retry-After"])
 
 
 def test_slots_are_a_unit_of_their_own_and_nothing_is_counted() -> None:
@@ -241,11 +224,8 @@ def test_only_the_limits_of_the_caller_are_shown() -> None:
         client().generic("GET", page, "username=ada", "application/x-www-form-urlencoded"),
     ]
     for answer in curious:
-        assert {each["used"] for each in answer.json()["limits"]} == {0}
-        assert {each["name"] for each in answer.json()["limits"]} == {
-            "all pages",
-            "numbers",
-        }
+        limits = {each["name"]: each["used"] for each in answer.json()["limits"]}
+        assert limits == {"all pages": 0, "numbers": 0}
 
 
 def test_limits_that_combine_keys_are_shown_only_if_their_numbers_are_the_callers() -> None:
@@ -261,11 +241,8 @@ def test_functions_of_the_project_see_the_route_and_no_body() -> None:
     tenant = {"REMOTE_ADDR": "198.51.100.7", "content_type": "application/json"}
     Client().post("/own/acme/", "victim", **tenant)
     limits = client().post("/usage/own/", "victim", content_type="application/json").json()
-    assert [[each["name"], each["used"]] for each in limits["limits"]] == [
-        ["all pages", 0],
-        ["arguments", 1],
-        ["body", 0],
-    ]
+    found = [(each["name"], each["used"]) for each in limits["limits"]]
+    assert found == [("all pages", 0), ("arguments", 1), ("body", 0)]
 
 
 def test_a_signed_in_user_sees_the_count_of_the_user() -> None:
@@ -315,9 +292,8 @@ def test_people_get_a_page_with_the_message_of_the_rule(settings: Any) -> None:
 
 def test_a_blocked_client_sees_the_block_but_not_its_end() -> None:
     """A block that forbids is shown without its end."""
-    RateLimitOverride.objects.create(
-        network=ADDRESS, effect="block", forbids=True, message="Write to us."
-    )
+    block = {"effect": "block", "forbids": True, "message": "Write to us."}
+    RateLimitOverride.objects.create(network=ADDRESS, **block)
     (shown,) = client().get("/usage/").json()["limits"]
     assert (shown["remaining"], shown["retry_after"]) == (0, None)
     assert shown["message"] == "Write to us."
@@ -330,23 +306,18 @@ def test_limits_in_shadow_mode_are_left_out(settings: Any) -> None:
     settings.RATELIMIT_RULES[0]["mode"] = "shadow"
     settings.RATELIMIT_RULES = [*settings.RATELIMIT_RULES]
     assert client().get("/usage/").json() == {"limits": []}
-    page = client().get("/usage/", headers={"Accept": "text/html"}).content.decode()
-    assert "You have no limits here." in page
+    page = client().get("/usage/", headers={"Accept": "text/html"})
+    assert b"You have no limits here." in page.content
 
 
 def test_without_redis_the_page_reports_that(settings: Any) -> None:
     """The status is 503, and `usage` raises `StoreError`."""
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": "redis://127.0.0.1:1/0",
-        }
-    }
+    closed = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {"default": closed}
     settings.RATELIMIT_ON_STORE_ERROR = "open"
-    answer = client().get("/usage/")
-    assert answer.status_code == 503
-    page = client().get("/usage/", headers={"Accept": "text/html"}).content.decode()
-    assert "The limits cannot be read at the moment." in page
+    assert client().get("/usage/").status_code == 503
+    page = client().get("/usage/", headers={"Accept": "text/html"})
+    assert b"The limits cannot be read at the moment." in page.content
     with pytest.raises(StoreError):
         client().get("/report/")
 

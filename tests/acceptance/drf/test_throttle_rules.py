@@ -32,11 +32,8 @@ class HeaderAuthentication(BaseAuthentication):
 
     def authenticate(self, request: Any) -> Any:
         name = request.headers.get("X-User")
-        return (
-            (SimpleNamespace(pk=name, is_authenticated=True, is_staff=False), None)
-            if name
-            else None
-        )
+        user = SimpleNamespace(pk=name, is_authenticated=True, is_staff=False)
+        return (user, None) if name else None
 
 
 class Burst(UserRateThrottle):
@@ -54,22 +51,11 @@ class Scoped(ScopedRateThrottle):
 
 def view(*throttles: Any, **attributes: Any) -> Any:
     def get(self: Any, request: Any) -> Response:
-        decision = getattr(request._request, "ratelimit", None)
-        return Response(
-            [f"{state.name}={state.limit}" for state in decision.limits] if decision else []
-        )
+        limits = request._request.ratelimit.limits if hasattr(request._request, "ratelimit") else ()
+        return Response([f"{state.name}={state.limit}" for state in limits])
 
-    cls = type(
-        "View",
-        (APIView,),
-        {
-            "throttle_classes": throttles,
-            "get": get,
-            "authentication_classes": (HeaderAuthentication,),
-            **attributes,
-        },
-    )
-    return cls.as_view()
+    own = {"authentication_classes": (HeaderAuthentication,), "throttle_classes": throttles}
+    return type("View", (APIView,), {"get": get, **own, **attributes}).as_view()
 
 
 def ask(view: Any, address: str = "/x", user: str | None = None, ip: str = "203.0.113.9") -> Any:
@@ -109,9 +95,8 @@ def test_a_rule_with_the_name_of_a_scope_replaces_its_rate() -> None:
 )
 def test_a_throttle_and_the_rule_that_replaces_it_share_a_count(rate: Any) -> None:
     """The count continues when the rule is created and when it is deleted."""
-    limited = view(
-        type("Kept", (UserRateThrottle,), {"scope": "burst", "rate": rate}), throttle_cost=6
-    )
+    throttle = type("Kept", (UserRateThrottle,), {"scope": "burst", "rate": rate})
+    limited = view(throttle, throttle_cost=6)
     name = "burst" if rate == "20/h" else "burst:GET"
     assert [ask(limited) for _ in range(2)] == [[f"{name}=20"]] * 2
     one = rule("burst", rate="10/h")
@@ -155,10 +140,8 @@ def test_a_rule_applies_in_addition_to_a_scope() -> None:
     """Both limits are decided in one call, under separate names."""
     rule("burst daily", group="burst", key="ip", rate="1/d")
     limited = view(Burst)
-    assert [ask(limited, user="ada"), ask(limited, user="bob")] == [
-        ["burst=20", "burst daily=1"],
-        429,
-    ]
+    found = [ask(limited, user="ada"), ask(limited, user="bob")]
+    assert found == [["burst=20", "burst daily=1"], 429]
 
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked, and has not heard of the change.

@@ -18,11 +18,8 @@ from django_ratelimit_lua.rules.describe import describe_spec
 def test_a_limiter_without_an_identity_counts_all_callers_together(settings: Any) -> None:
     """It is the same count as that of a call site with the key `all`. It never bans."""
     limiter = RateLimiter("everyone", "3/h", ban_after=1, ban_for="1h")
-    assert [limiter.hit().allowed, limiter.hit(None).allowed, limiter.peek().remaining] == [
-        True,
-        True,
-        1,
-    ]
+    assert (limiter.hit().allowed, limiter.hit(None).allowed) == (True, True)
+    assert limiter.peek().remaining == 1
     assert limiter.refund().remaining == 2
     assert [limiter.hit().allowed for _ in range(4)] == [True, True, False, False]
     assert limiter.hit().banned_until is None
@@ -44,14 +41,9 @@ def test_the_key_all_cannot_be_combined_or_banned(given: dict[str, Any], problem
     """The code and the settings raise the same error."""
     with pytest.raises(RuleError, match=problem):
         compile({"name": "x", "path": "/", "rate": "1/m", **given})
+    key = given["key"]
     with pytest.raises(LimitError, match=problem):
-        ratelimit(
-            rate="1/m",
-            **{
-                **given,
-                "key": tuple(given["key"]) if isinstance(given["key"], list) else given["key"],
-            },
-        )
+        ratelimit(rate="1/m", **{**given, "key": key if isinstance(key, str) else tuple(key)})
 
 
 @pytest.mark.django_db(transaction=True)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asgiref.sync import AsyncToSync, SyncToAsync, async_to_sync, iscoroutinefunction
 from django.contrib.auth.models import AnonymousUser, Group, User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
@@ -14,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
 from django.urls import include, path
 
-from django_ratelimit_lua import Ratelimited, RateLimiter, ratelimit, ratelimit_exempt
+from django_ratelimit_lua import RateLimiter, ratelimit, ratelimit_exempt
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.rules import compile
 from django_ratelimit_lua.rules.ruleset import compile_rules
@@ -44,18 +45,12 @@ def search(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str([state.name for state in request.ratelimit.limits]))
 
 
-def deep(request: HttpRequest) -> HttpResponse:
-    decision = RateLimiter("deep", "0/s").hit("x")
-    raise Ratelimited(decision)
-
-
 things = ([path("<int:pk>/", ok, name="detail")], "things")
 urlpatterns = [
     path("ok", ok, name="ok"),
     path("aok", aok, name="aok"),
     path("health", health),
     path("search", search),
-    path("deep", deep),
     path("things/", include(things)),
 ]
 
@@ -67,14 +62,8 @@ def site(settings: Any) -> None:
 
 
 def get(address: str, times: int = 1, kind: str = "sync", **headers: str) -> list[int]:
-    async def requests() -> list[int]:
-        client = AsyncClient()
-        return [(await client.get(address, headers=headers)).status_code for _ in range(times)]
-
-    if kind == "async":
-        return asyncio.run(requests())
-    client = Client()
-    return [client.get(address, headers=headers).status_code for _ in range(times)]
+    send = async_to_sync(AsyncClient().get) if kind == "async" else Client().get
+    return [send(address, headers=headers).status_code for _ in range(times)]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -138,24 +127,6 @@ def test_rules_with_colliding_names_have_separate_counts(settings: Any) -> None:
     assert get("/ok", 3) == [200, 200, 429]
 
 
-def test_a_rule_keeps_its_count_when_its_rate_changes(settings: Any) -> None:
-    """The name of the count is the name of the rule."""
-    rule = {"name": "all", "path": "/", "key": "ip", "rate": "5/h"}
-    settings.RATELIMIT_RULES = [rule]
-    assert get("/ok", 3) == [200] * 3
-    settings.RATELIMIT_RULES = [{**rule, "rate": "4/h"}]
-    assert get("/ok", 2) == [200, 429]
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_an_exception_raised_deep_inside_becomes_the_429(kind: str, settings: Any) -> None:
-    """That includes the exceptions of a decorator that raises instead of responding."""
-    assert get("/deep", 1, kind) == [429]
-    settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
-    settings.RATELIMIT_RULES = []
-    assert get("/search", 1, kind) == [200]
-
-
 def test_other_exceptions_are_not_handled(rf: RequestFactory) -> None:
     """They are raised unchanged."""
     assert RateLimitMiddleware(ok).process_exception(rf.get("/"), ValueError()) is None
@@ -167,33 +138,8 @@ def test_headers_are_on_the_final_response(kind: str, settings: Any) -> None:
     settings.RATELIMIT_HEADERS = "ietf"
     settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "5/m"}]
 
-    async def request() -> HttpResponse:
-        return await AsyncClient().get("/search")
-
-    response = asyncio.run(request()) if kind == "async" else Client().get("/search")
+    response = (async_to_sync(AsyncClient().get) if kind == "async" else Client().get)("/search")
     assert response["RateLimit-Policy"] == '"all";q=5;w=60, "search";q=100;w=60'
-
-
-def person(**attributes: Any) -> Any:
-    return SimpleNamespace(pk=7, is_authenticated=True, is_staff=False, **attributes)
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize(
-    ("audience", "limited"),
-    [("everyone", "asp"), ("anonymous", "a"), ("authenticated", "sp"), ("staff", "s")],
-)
-def test_rules_match_audiences(kind: str, audience: str, limited: str, settings: Any) -> None:
-    """The clients are a(nonymous), p(erson) and s(taff)."""
-    settings.RATELIMIT_RULES = [
-        {"name": "who", "path": "/", "audience": audience, "key": "ip", "rate": "0/s"}
-    ]
-    staff = person()
-    staff.is_staff = True
-    users = {"a": AnonymousUser(), "p": person(), "s": staff}
-    assert "".join(
-        letter for letter, user in sorted(users.items()) if status(user, kind) == 429
-    ) == "".join(sorted(limited))
 
 
 def status(user: Any, kind: str) -> int:
@@ -220,7 +166,6 @@ def test_an_asynchronous_request_never_goes_through_a_thread(
     """Rules about addresses, users and audiences, early and late, and a decorated view: all on the
     event loop.
     """
-    from asgiref.sync import AsyncToSync, SyncToAsync, iscoroutinefunction
 
     def adapted(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("adapted")
@@ -233,7 +178,7 @@ def test_an_asynchronous_request_never_goes_through_a_thread(
     ]
 
     async def auser() -> Any:
-        return person()
+        return SimpleNamespace(pk=7, is_authenticated=True, is_staff=False)
 
     async def requests() -> list[Any]:
         middleware = RateLimitMiddleware(ratelimit(key="user", rate="5/m")(aok))
@@ -297,22 +242,14 @@ def test_a_disabled_site_applies_no_rule(settings: Any) -> None:
     [
         ("text", "is not a rule"),
         ({"key": "ip"}, "needs a name"),
-        (
-            {"name": "x", "keys": "ip"},
-            r"unknown field 'keys'; did you mean 'key'\? Known fields: name, description",
-        ),
         ({"name": "x", "exempt": True}, "all requests would be exempt"),
         ({"name": "x", "key": "ip", "rate": "5/m", "route": 7}, "name of a URL pattern"),
     ],
 )
-def test_an_invalid_rule_is_an_error(
-    rule: Any, message: str, settings: Any, no_others: None
-) -> None:
-    """The error names the rule and the field, in `check` and when the rule is used."""
+def test_an_invalid_rule_is_an_error(rule: Any, message: str) -> None:
+    """The error names what is missing or invalid."""
     with pytest.raises(ImproperlyConfigured, match=message):
         compile(rule)
-    settings.RATELIMIT_RULES = [rule]
-    assert [found.id for found in run_checks(tags=["caches"])] == ["django_ratelimit_lua.E004"]
 
 
 def test_rules_are_checked_together(settings: Any, no_others: None) -> None:

@@ -52,24 +52,17 @@ def test_each_decision_is_logged_with_its_numbers(records: Records, settings: An
     first, second, third, fourth = map(of, records())
     ada = digest("ada")[:8].decode()
     common = {"rule": None, "identity": ada, "mode": "enforce"}
+    fresh = {"allowed": True, "retry_after": 0.0}
     assert first == {
-        "operation": "hit",
-        "allowed": True,
-        "remaining": 0,
-        "retry_after": 0.0,
-        "source": "redis",
-        "denied_by": (),
+        **{"operation": "hit", "remaining": 0, "source": "redis", "denied_by": (), **fresh},
         "limits": [
-            {"limit": state.name, **common, "allowed": True, "remaining": left, "retry_after": 0.0}
+            {"limit": state.name, **common, **fresh, "remaining": left}
             for state, left in zip(mail.limits, (0, 8), strict=True)
         ],
     }
     assert 3590 < refused.retry_after <= 3600
-    assert (second["allowed"], second["retry_after"], second["source"]) == (
-        False,
-        refused.retry_after,
-        "redis",
-    )
+    assert (second["allowed"], second["source"]) == (False, "redis")
+    assert second["retry_after"] == refused.retry_after
     assert [limit["allowed"] for limit in second["limits"]] == [False, True]
     assert (third["allowed"], third["source"]) == (False, "deny-cache")
     assert (fourth["operation"], fourth["remaining"]) == ("peek", 1)
@@ -102,17 +95,11 @@ def test_no_log_record_names_a_client(records: Records) -> None:
     assert RateLimitMiddleware(lambda request: HttpResponse("found"))(request).status_code == 429
     decisions = records()
     found = [(of(record)["allowed"], of(record)["denied_by"]) for record in decisions]
-    assert found == [
-        (True, ()),
-        (False, ("search:*:ip+header:X-Api-Key:9/h",)),
-        (False, ("block",)),
-    ]
-    whole = b"".join(
-        pickle.dumps(vars(record)) + record.getMessage().encode() for record in decisions
-    )
-    assert not [
-        secret for secret in (ADDRESS.encode(), b"a-key-of-ada", b"of ada") if secret in whole
-    ]
+    name = "search:*:ip+header:X-Api-Key:9/h"
+    assert found == [(True, ()), (False, (name,)), (False, ("block",))]
+    whole = b"".join(pickle.dumps(vars(each)) + each.getMessage().encode() for each in decisions)
+    secrets = (ADDRESS.encode(), b"a-key-of-ada", b"of ada")
+    assert [secret for secret in secrets if secret in whole] == []
 
 
 def test_a_disabled_decision_log_creates_no_records(

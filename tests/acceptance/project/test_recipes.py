@@ -14,15 +14,17 @@ from django.core.cache import caches
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import path
-from hypothesis import HealthCheck, example, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from rest_framework.views import APIView
 
 from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
 from django_ratelimit_lua.limits.call import MAX_COST
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.testing import Server, override_ratelimits
+from django_ratelimit_lua.throttling import AnonRateThrottle
 from docs.conftest import celery  # noqa: F401
 from tests.examples import examples
 
@@ -37,13 +39,11 @@ def recipe(page: str, name: str, without: str = "") -> dict[str, Any]:
     assert without in text
     text = text.replace(without, "")
     blocks = re.findall(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", text, re.MULTILINE)
-    (block,) = (
-        block for block in blocks if re.search(rf"^   (def|class) {name}\b", block, re.MULTILINE)
-    )
+    definition = re.compile(rf"^   (def|class) {name}\b", re.MULTILINE)
+    (block,) = (block for block in blocks if definition.search(block))
     names: dict[str, Any] = {"__name__": "recipe"}
-    for line in re.findall(
-        r"^   ((?:from|import) .*)", text, re.MULTILINE
-    ):  # Blocks go on where earlier ones ended.
+    # Blocks use the imports of earlier ones.
+    for line in re.findall(r"^   ((?:from|import) .*)", text, re.MULTILINE):
         exec(line, names)
     exec(compile(textwrap.dedent(block), page, "exec"), names)
     return names
@@ -61,14 +61,10 @@ def settings_of(page: str) -> dict[str, Any]:
 
 def serve_login(settings: Any, without: str = "") -> None:
     """Serve the login that counts by outcome at /login/. It redirects users that are signed in."""
-    template = ("registration/login.html", "{{ form }}")
-    loaders = [("django.template.loaders.locmem.Loader", dict([template]))]
-    settings.TEMPLATES = [
-        {
-            "BACKEND": "django.template.backends.django.DjangoTemplates",
-            "OPTIONS": {"loaders": loaders},
-        }
-    ]
+    templates = {"registration/login.html": "{{ form }}"}
+    options = {"loaders": [("django.template.loaders.locmem.Loader", templates)]}
+    engine = "django.template.backends.django.DjangoTemplates"
+    settings.TEMPLATES = [{"BACKEND": engine, "OPTIONS": options}]
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -175,12 +171,11 @@ def test_a_cleared_cache_forgets_counts_and_bans_in_its_database_only(settings: 
         return [limiter.hit("ada").allowed for _ in range(3)]
 
     with Server() as server:
+        url = f"redis://127.0.0.1:{server.port}"
+        cache = {"BACKEND": "django_redis.cache.RedisCache"}
         settings.CACHES = {
-            name: {
-                "BACKEND": "django_redis.cache.RedisCache",
-                "LOCATION": f"redis://127.0.0.1:{server.port}/{database}",
-            }
-            for database, name in enumerate(("default", "limits"))
+            "default": {**cache, "LOCATION": f"{url}/0"},
+            "limits": {**cache, "LOCATION": f"{url}/1"},
         }
         assert hits() == [True, False, False]
         caches["default"].clear()
@@ -210,62 +205,28 @@ def test_login_rules_allow_viewing_the_form(settings: Any) -> None:
     assert guesses == [200] * 5 + [429]
 
 
-ROWS = st.one_of(
-    st.text(max_size=20),
-    st.integers().map(str),
-    st.integers(10**39, 10**41).map(str),
-    st.floats().map(str),
-)
+NUMBERS = st.integers() | st.integers(10**39, 10**41) | st.floats()
+ROWS = st.text(max_size=20) | NUMBERS.map(str)
 
 
 def test_the_cost_of_rows_is_bounded_whatever_a_client_sends() -> None:
     """The cost is from 1 to the size of the bucket, and no value causes an error."""
     rows = recipe("how-to/api-by-plan.rst", "export")["rows"]
 
-    @hypothesis_settings(
-        max_examples=examples(300),
-        deadline=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )
+    def cost(text: Any) -> Any:
+        return rows("", RequestFactory().get("/", {"rows": text}))
+
+    @hypothesis_settings(max_examples=examples(300))
     @given(ROWS)
-    @example("-100")
-    @example("-200")
-    @example("abc")
-    @example("")
-    @example("9" * 40)
-    @example("9" * 5000)
-    @example("\0")
-    @example("1e9")
-    @example("\u0663\u0663\u0663")
     def bounded(text: str) -> None:
-        cost = rows("", RequestFactory().get("/", {"rows": text}))
-        assert type(cost) is int
-        assert 1 <= cost <= 50
+        assert type(cost(text)) is int
+        assert 1 <= cost(text) <= 50
 
+    for text in ("-100", "-200", "abc", "", "9" * 40, "9" * 5000, "\0", "1e9", "\u0663\u0663"):
+        assert 1 <= cost(text) <= 50
     bounded()
-    assert [rows("", RequestFactory().get("/", {"rows": n})) for n in (0, 99, 100, 250, 4900)] == [
-        1,
-        1,
-        2,
-        3,
-        50,
-    ]
+    assert list(map(cost, (0, 99, 100, 250, 4900))) == [1, 1, 2, 3, 50]
     assert rows("", RequestFactory().get("/")) == 1
-
-
-def test_invalid_row_numbers_use_units_like_valid_ones() -> None:
-    """A bucket of fifty serves about fifty of seventy requests with invalid numbers, and none
-    causes an error.
-    """
-    export = recipe("how-to/api-by-plan.rst", "export")["export"]
-    odd = ["-100", "abc", "", "-200", "9" * 40]
-    for text in odd:
-        with override_ratelimits():
-            found = [
-                export(RequestFactory().get("/", {"rows": text})).status_code for _ in range(70)
-            ]
-        assert set(found) == {200, 429}
-        assert found.count(200) < 65
 
 
 @pytest.mark.parametrize(
@@ -275,56 +236,41 @@ def test_an_invalid_cost_is_a_developers_error_and_serves_no_request(cost: Any) 
     """The cost of a callable or of a throttle view is checked before any request is served, and the
     message names the valid values.
     """
-    from rest_framework.test import APIRequestFactory
-    from rest_framework.views import APIView
-
-    from django_ratelimit_lua.throttling import AnonRateThrottle
-
-    served = []
+    served: list[Any] = []
     view = ratelimit(key="ip", rate="5/m", cost=lambda group, request: cost)(served.append)
     with pytest.raises(LimitError, match="must be a whole number from 0"):
         view(RequestFactory().get("/"))
 
-    class Throttle(AnonRateThrottle):
-        rate = "5/m"
-
     class Costly(APIView):
-        throttle_classes = (Throttle,)
+        throttle_classes = (type("Throttle", (AnonRateThrottle,), {"rate": "5/m"}),)
         throttle_cost = cost
 
         def get(self, request: Any) -> None:
             served.append(request)
 
-    with pytest.raises(
-        LimitError, match=r"throttle_cost of Costly is .*: must be a whole number from 0"
-    ):
-        Costly.as_view()(APIRequestFactory().get("/"))
+    with pytest.raises(LimitError, match=r"throttle_cost of Costly is .*: must be a whole number"):
+        Costly.as_view()(RequestFactory().get("/"))
     assert served == []
 
 
 def test_a_host_has_one_count_in_every_spelling() -> None:
     """Capitals, a port and a final dot do not change the count."""
     read_host = recipe("how-to/tenants.rst", "read_host")["read_host"]
-    hosts = [
-        "site.example",
-        "Site.EXAMPLE",
-        "site.example:8000",
-        "SITE.example:1",
-        "site.example.",
-        "site.example.:80",
-    ]
-    assert {read_host(RequestFactory().get("/", HTTP_HOST=host)) for host in hosts} == {
-        "site.example"
+    spellings = {
+        "site.example": ["site.example", "Site.EXAMPLE", "site.example:8000", "SITE.example:1"],
+        "[::1]": ["[::1]:8000"],
+        "other.example": ["other.example"],
     }
-    assert read_host(RequestFactory().get("/", HTTP_HOST="[::1]:8000")) == "[::1]"
-    assert read_host(RequestFactory().get("/", HTTP_HOST="other.example")) == "other.example"
+    spellings["site.example"] += ["site.example.", "site.example.:80"]
+    for host, written in spellings.items():
+        requests = [RequestFactory().get("/", HTTP_HOST=each) for each in written]
+        assert {read_host(request) for request in requests} == {host}
 
 
 def test_text_from_a_callable_is_case_sensitive() -> None:
     """The text is used as it is, as the page on keys states."""
-    view = ratelimit(key=lambda group, request: request.GET["k"], rate="1/m")(
-        lambda request: HttpResponse("ok")
-    )
+    limit = ratelimit(key=lambda group, request: request.GET["k"], rate="1/m")
+    view = limit(lambda request: HttpResponse("ok"))
     found = [view(RequestFactory().get("/", {"k": k})).status_code for k in ("a", "A", " a", "a")]
     assert found == [200, 200, 200, 429]
 
@@ -336,13 +282,8 @@ def test_a_plan_selects_the_limit_of_a_user() -> None:
 
     def remaining(plan: str) -> int:
         request: Any = RequestFactory().get("/api/")
-        request.user = SimpleNamespace(
-            pk=plan,
-            is_authenticated=True,
-            is_active=True,
-            is_staff=False,
-            profile=SimpleNamespace(plan=plan),
-        )
+        user = {"pk": plan, "is_authenticated": True, "is_active": True, "is_staff": False}
+        request.user = SimpleNamespace(**user, profile=SimpleNamespace(plan=plan))
         RateLimitMiddleware(lambda request: HttpResponse("ok"))(request)
         return int(request.ratelimit.remaining)
 
@@ -364,9 +305,8 @@ def test_a_user_does_not_use_up_the_limit_of_their_tenant() -> None:
             statuses.append(site(request).status_code)
         return statuses.count(200)
 
-    with override_ratelimits(
-        rules=names["RATELIMIT_RULES"], RATELIMIT_KEYS={"tenant": names["tenant"]}
-    ):
+    keys = {"tenant": names["tenant"]}
+    with override_ratelimits(rules=names["RATELIMIT_RULES"], RATELIMIT_KEYS=keys):
         assert [requests_that_pass(slug, 310) for slug in ("acme", None)] == [300, 300]
 
 

@@ -6,33 +6,20 @@ import asyncio
 import os
 import signal
 import unittest
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
 from django.core.cache import caches
-from django.test import Client, SimpleTestCase, TestCase, TransactionTestCase, override_settings
+from django.test import Client, TestCase, TransactionTestCase, override_settings
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.testing import Server, move_clock, override_ratelimits
+from django_ratelimit_lua.testing import Server, override_ratelimits
 from tests.support.redis_server import url
 
 limiter = RateLimiter("tested", "2/h")
-
-
-def test_override_ratelimits_starts_with_fresh_counts() -> None:
-    """Each use starts without counts, unless `fresh` is false."""
-    limiter.hit("ada", 2)
-    for _ in range(2):
-        with override_ratelimits():
-            assert [limiter.hit("ada").allowed for _ in range(3)] == [True, True, False]
-    with override_ratelimits(fresh=False):
-        assert not limiter.hit("ada")
-    with override_ratelimits(RATELIMIT_CACHE_PREFIX="mine:", enabled=False):
-        assert limiter.hit("ada")
 
 
 @pytest.mark.parametrize("how", ["password", "option"])
@@ -50,26 +37,13 @@ def test_a_test_server_may_have_a_password(how: str) -> None:
             override_ratelimits(RATELIMIT_TIMEOUT=10),
         ):
             decisions = [limiter.hit("ada") for _ in range(3)]
-            assert [(decision.allowed, decision.source) for decision in decisions] == [
-                (True, "redis"),
-                (True, "redis"),
-                (False, "redis"),
-            ]
+            assert [decision.allowed for decision in decisions] == [True, True, False]
+            assert {decision.source for decision in decisions} == {"redis"}
             assert caches["default"].set("x", 1)
         with pytest.raises(redis.AuthenticationError):
             redis.Redis(port=server.port).ping()
         with Server(server.binary, *server.options) as other:
             assert redis.Redis.from_url(other.url).ping()
-
-
-@override_ratelimits(RATELIMIT_ALGORITHM="token_bucket")
-@move_clock(kwarg_name="clock")
-def refills(clock: Any) -> None:
-    assert limiter.hit("ada", 2)
-    clock.advance(timedelta(minutes=30))
-    assert limiter.hit("ada").remaining == 0
-    clock.advance(-60)
-    assert not limiter.hit("ada")
 
 
 def test_a_test_server_stops_while_a_forked_child_lives() -> None:
@@ -86,12 +60,6 @@ def test_a_test_server_stops_while_a_forked_child_lives() -> None:
             redis.Redis.from_url(server.url).ping()
 
 
-def test_override_ratelimits_decorates_functions() -> None:
-    """The function gets settings and, as an argument, a clock."""
-    refills()
-    refills()
-
-
 @override_ratelimits()
 async def hits() -> None:
     assert await limiter.ahit("ada", 2)
@@ -101,23 +69,6 @@ def test_override_ratelimits_decorates_coroutines() -> None:
     """The settings apply while the coroutine runs."""
     asyncio.run(hits())
     assert limiter.peek("ada").remaining == 2
-
-
-@override_ratelimits(
-    rules=[{"name": "all", "path": "/", "key": "ip", "rate": "1/h"}],
-    MIDDLEWARE=["django_ratelimit_lua.middleware.RateLimitMiddleware"],
-)
-class TestCaseWithRules(SimpleTestCase):
-    """A decorated test case with rules."""
-
-    def test_counts_start_fresh_in_the_first_test(self) -> None:
-        """The rules apply, and the test starts without counts."""
-        assert [self.client.get("/nowhere").status_code for _ in range(2)] == [404, 429]
-
-    def test_counts_start_fresh_in_the_second_test(self) -> None:
-        """The rules apply, and the test starts without counts of the first test."""
-        with override_ratelimits():
-            assert self.client.get("/nowhere").status_code == 404
 
 
 def test_pytest_fixtures_work(
@@ -147,13 +98,6 @@ def test_the_clock_alone_begins_with_fresh_counts(used: None, ratelimit_clock: A
     assert limiter.hit("grace").allowed
 
 
-def test_a_disabled_view_makes_no_call(client: Client, settings: Any) -> None:
-    """With `RATELIMIT_ENABLE = False`, a view does not even read the cache setting."""
-    settings.CACHES = {}
-    with override_ratelimits(enabled=False):
-        assert [client.get("/plain").status_code for _ in range(3)] == [200] * 3
-
-
 def published_rules() -> int:
     """Return the number of keys of rules that tests have left in Redis, without counts of refusals,
     which are written each second.
@@ -166,12 +110,10 @@ def published_rules() -> int:
 class Counts:
     """Tests that must not affect each other in a decorated class."""
 
-    def test_counts_are_separate_in_the_first_test(self) -> None:
-        """The counts are those of this test alone."""
+    def test_first(self) -> None:
         self.counts()
 
-    def test_counts_are_separate_in_the_second_test(self) -> None:
-        """The counts are those of this test alone."""
+    def test_second(self) -> None:
         self.counts()
 
     def counts(self) -> None:
@@ -218,7 +160,7 @@ def test_decorated_classes_start_with_fresh_counts_and_leave_no_state() -> None:
     left = published_rules()
     limiter.hit("ada", 2)
     plain = override_ratelimits()(type("Plain", (Counts, unittest.TestCase), {}))
-    heir = type("Heir", (plain,), {"test_third": Counts.test_counts_are_separate_in_the_first_test})
+    heir = type("Heir", (plain,), {"test_third": Counts.test_first})
     rules = override_ratelimits(MIDDLEWARE=MIDDLEWARE)
     whole = rules(type("Whole", (Publishes, TransactionTestCase), {}))
     rolled_back = rules(type("RolledBack", (Publishes, TestCase), {}))
@@ -249,5 +191,3 @@ def test_settings_of_a_decorated_class_apply_to_its_setup() -> None:
     ran(override_ratelimits(RATELIMIT_ALGORITHM="fixed_window")(Case))
     assert [algorithm for _, algorithm in seen] == ["fixed_window"] * 2
     assert len({outside, *(prefix for prefix, _ in seen)}) == 3
-    with pytest.raises(ValueError, match="a subclass of TestCase"):
-        override_ratelimits()(Counts)

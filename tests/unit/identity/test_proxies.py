@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from django.http import HttpRequest
+from django.test import override_settings
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.identity.address import (
     UNKNOWN,
     ClientAddress,
@@ -44,85 +44,16 @@ def address(
 
 
 GARBAGE = [
-    "",
-    " ",
-    ",",
-    ",,",
-    ", ,",
-    "\x00",
-    "\t",
-    "\r\n",
-    "-",
-    "_",
-    "unknown",
-    "_hidden",
-    "null",
-    "localhost",
-    "client.example",
-    "1.2.3",
-    "1.2.3.4.5",
-    "256.1.1.1",
-    "1.2.3.4/8",
-    "01.02.03.04",
-    "0x7f000001",
-    "2130706433",
-    "1.2.3.-4",
-    "１.２.３.４",
-    "[",
-    "]",
-    "[]",
-    "[::1",
-    "::1]",
-    "[1.2.3.4",
-    ":",
-    "::",
-    ":::",
-    "1::2::3",
-    "g::1",
-    "%",
-    "fe80::1%",
-    "%eth0",
-    "[fe80::1%25eth0]",
-    "1.2.3.4:",
-    ":80",
-    "1.2.3.4:http",
-    "[::1]:",
-    "[::1]x",
-    '"',
-    '""',
-    '"1.2.3.4',
-    "'1.2.3.4'",
-    "<script>",
-    "' OR 1=1 --",
-    "{identity}",
-    "}",
-    "%00",
-    "%s%s%n",
-    "../../etc/passwd",
-    "\u202e4.3.2.1",
-    "\ud800",
-    "😀",
-    "A" * 9000,
-    "1" * 9000,
-    ":" * 9000,
-    "9" * 5000 + ".1.1.1",
-    ",".join(["10.0.0.9"] * 3000),
-    ",".join([SPOOFED] * 3000),
-    "," * 9000,
-    "\\",
-    '\\"',
-    "for=",
-    "for",
-    "for=1.2.3.4",
-    "for;for;for",
-    ";;;;",
-    "=====",
-    'for="',
-    "\n1.2.3.4",
-    "127.0.0.1",
-    "0.0.0.0",
-    "::1",
-    "255.255.255.255",
+    *("", " ", ",", ",,", ", ,", "\x00", "\t", "\r\n", "-", "_", "unknown", "_hidden", "null"),
+    *("localhost", "client.example", "1.2.3", "1.2.3.4.5", "256.1.1.1", "1.2.3.4/8", "01.02.03.04"),
+    *("0x7f000001", "2130706433", "1.2.3.-4", "１.２.３.４", "[", "]", "[]", "[::1", "::1]"),
+    *("[1.2.3.4", ":", "::", ":::", "1::2::3", "g::1", "%", "fe80::1%", "%eth0"),
+    *("[fe80::1%25eth0]", "1.2.3.4:", ":80", "1.2.3.4:http", "[::1]:", "[::1]x", '"', '""'),
+    *('"1.2.3.4', "'1.2.3.4'", "<script>", "' OR 1=1 --", "{identity}", "}", "%00", "%s%s%n"),
+    *("../../etc/passwd", "\u202e4.3.2.1", "\ud800", "😀", "A" * 9000, "1" * 9000, ":" * 9000),
+    *("9" * 5000 + ".1.1.1", ",".join(["10.0.0.9"] * 3000), ",".join([SPOOFED] * 3000), "," * 9000),
+    *("\\", '\\"', "for=", "for", "for=1.2.3.4", "for;for;for", ";;;;", "=====", 'for="'),
+    *("\n1.2.3.4", "127.0.0.1", "0.0.0.0", "::1", "255.255.255.255"),
 ]
 
 
@@ -139,34 +70,15 @@ def test_the_corpus_of_hostile_headers_is_large() -> None:
 
 def corpus(kind: str) -> list[str]:
     """Return the values that a client may send before the entries that proxies append."""
-    singles = [
-        *GARBAGE,
-        SPOOFED,
-        f"{SPOOFED}:80",
-        f"[{SPOOFED}]",
-        f'"{SPOOFED}"',
-        "::ffff:" + SPOOFED,
-        INNER,
-        "fd00::9",
-    ]
-    pairs = [
-        f"{a},{b}" for a, b in itertools.product([SPOOFED, INNER, '"', "", "for="], singles[::3])
-    ]
+    addresses = (SPOOFED, f"{SPOOFED}:80", f"[{SPOOFED}]", f'"{SPOOFED}"', "::ffff:" + SPOOFED)
+    singles = [*GARBAGE, *addresses, INNER, "fd00::9"]
+    starts = [SPOOFED, INNER, '"', "", "for="]
+    pairs = [f"{a},{b}" for a, b in itertools.product(starts, singles[::3])]
     if kind == "forwarded":
-        singles += [f"for={value}" for value in singles] + [
-            f'for="{SPOOFED}',
-            'x="',
-            f'for={SPOOFED};x="',
-            f'for="{SPOOFED}";host="',
-            f'for=\\"{SPOOFED}',
-            'a="\\',
-            'b="\\"',
-            f"for={SPOOFED},for={INNER}",
-            f"For={SPOOFED}",
-            f"for = {SPOOFED}",
-            f"for={SPOOFED};;;",
-            f'for="{SPOOFED}, ',
-        ]
+        singles += [f"for={value}" for value in singles]
+        singles += [f'for="{SPOOFED}', 'x="', f'for={SPOOFED};x="', f'for="{SPOOFED}";host="']
+        singles += [f'for=\\"{SPOOFED}', 'a="\\', 'b="\\"', f"for={SPOOFED},for={INNER}"]
+        singles += [f"For={SPOOFED}", f"for = {SPOOFED}", f"for={SPOOFED};;;", f'for="{SPOOFED}, ']
     return singles + pairs
 
 
@@ -242,34 +154,19 @@ def test_headers_of_honest_proxies_are_parsed(
     assert address(header, peer) == expected
 
 
+FIRST = "it is entry 1 from the right of X-Forwarded-For"
+NO_ADDRESS = "X-Forwarded-For is not an address"
+
+
 @pytest.mark.parametrize(
     ("header", "why"),
     [
         (None, "it is REMOTE_ADDR, a trusted proxy that sent no X-Forwarded-For"),
-        (
-            "unknown",
-            "it is REMOTE_ADDR, a trusted proxy; the last entry of "
-            "X-Forwarded-For is not an address",
-        ),
-        (
-            f"{CLIENT},",
-            "it is REMOTE_ADDR, a trusted proxy; the last entry of "
-            "X-Forwarded-For is not an address",
-        ),
-        (
-            f"unknown, {INNER}",
-            "it is entry 1 from the right of X-Forwarded-For; the entry before it in "
-            "X-Forwarded-For is not an address",
-        ),
-        (
-            INNER,
-            "it is entry 1 from the right of X-Forwarded-For, and all of them are trusted proxies",
-        ),
-        (
-            CLIENT,
-            "it is entry 1 from the right of X-Forwarded-For, "
-            "the first that is not a trusted proxy",
-        ),
+        ("unknown", f"it is REMOTE_ADDR, a trusted proxy; the last entry of {NO_ADDRESS}"),
+        (f"{CLIENT},", f"it is REMOTE_ADDR, a trusted proxy; the last entry of {NO_ADDRESS}"),
+        (f"unknown, {INNER}", f"{FIRST}; the entry before it in {NO_ADDRESS}"),
+        (INNER, f"{FIRST}, and all of them are trusted proxies"),
+        (CLIENT, f"{FIRST}, the first that is not a trusted proxy"),
     ],
 )
 def test_the_reason_for_an_address_is_explained(header: str | None, why: str) -> None:
@@ -303,13 +200,9 @@ def test_the_number_of_proxies_in_a_chain_is_bounded() -> None:
     assert len(list(iter_entries(",".join(["for=10.0.0.9"] * 3000), "forwarded"))) == 32
 
 
-@hypothesis_settings(
-    max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck)
-)
+@hypothesis_settings(max_examples=examples(500), suppress_health_check=list(HealthCheck))
 @given(
-    sent=st.one_of(
-        st.text(max_size=200), st.lists(st.sampled_from(GARBAGE), max_size=8).map(",".join)
-    ),
+    sent=st.text(max_size=200) | st.lists(st.sampled_from(GARBAGE), max_size=8).map(",".join),
     hops=st.lists(st.sampled_from(["10.0.0.9", "10.255.0.1", "fd00::2"]), max_size=4),
     kind=st.sampled_from(["X-Forwarded-For", "Forwarded"]),
     counted=st.booleans(),
@@ -320,8 +213,6 @@ def test_a_forged_header_raises_no_exception_and_spoofs_no_address(
     """For any text before the entries of trusted proxies, no exception is raised, and the address
     is the client's own.
     """
-    from django.test import override_settings
-
     trusted = len(hops) + 1 if counted else PROXIES
     appended = [CLIENT, *hops]
     if kind == "Forwarded":
@@ -330,21 +221,6 @@ def test_a_forged_header_raises_no_exception_and_spoofs_no_address(
         assert address(", ".join([sent, *appended]), name=kind) == CLIENT
         address(sent, name=kind)
         address(sent, peer=sent, name=kind)
-
-
-@pytest.mark.parametrize(
-    "value", [True, -1, 33, "10.0.0.0/8", ["10.0.0.1/8"], ["proxy.example"], [10.5]]
-)
-def test_an_invalid_proxy_setting_is_an_error(value: Any, settings: Any) -> None:
-    """Reading an invalid setting raises an error that names the setting."""
-    from django.core.exceptions import ImproperlyConfigured
-
-    settings.RATELIMIT_TRUSTED_PROXIES = value
-    with pytest.raises(ImproperlyConfigured, match="RATELIMIT_TRUSTED_PROXIES"):
-        _ = conf.TRUSTED_PROXIES
-    settings.RATELIMIT_PROXY_HEADER = "X-Real-IP"
-    with pytest.raises(ImproperlyConfigured, match="RATELIMIT_PROXY_HEADER"):
-        _ = conf.PROXY_HEADER
 
 
 def test_an_overlong_address_is_invalid() -> None:

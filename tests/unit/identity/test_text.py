@@ -28,6 +28,7 @@ from django_ratelimit_lua.rules import compile
 
 NAMES = ["ada", "émile", "straße", "αγις", "ﬁona"]
 SPACES = [character for character in map(chr, range(0x110000)) if character.isspace()]
+ZEROS = [zero for zero in map(chr, range(0x110000)) if unicodedata.decimal(zero, None) == 0]
 KINDS = ["get", "post", "json", "data", "header", "kwarg"]
 
 
@@ -36,20 +37,11 @@ def every() -> list[str]:
     """Return all Unicode characters that are white space, or that NFKC or a change of
     case changes.
     """
-    return [
-        character
-        for character in map(chr, range(0x110000))
-        if character.isspace()
-        or len(
-            {
-                character,
-                unicodedata.normalize("NFKC", character),
-                character.upper(),
-                character.lower(),
-            }
-        )
-        > 1
-    ]
+
+    def changes(one: str) -> bool:
+        return len({one, unicodedata.normalize("NFKC", one), one.upper(), one.lower()}) > 1
+
+    return [one for one in map(chr, range(0x110000)) if one.isspace() or changes(one)]
 
 
 def alike() -> dict[str, list[str]]:
@@ -104,12 +96,8 @@ def test_names_that_djangos_login_treats_as_equal_are_one_identity(
         return
     ways = (str.upper, str.lower, str.casefold, lambda text: text)
     if any(way(one) == way(other) for way in ways):  # type: ignore[operator]
-        identities = {
-            digest(field_identity(f"{kind}:name", text))
-            for kind in ["post"]
-            for text in (*pair, one, other)
-        }
-        assert len(identities) == 1
+        texts = (*pair, one, other)
+        assert len({digest(field_identity("post:name", text)) for text in texts}) == 1
 
 
 @given(st.text())
@@ -202,7 +190,7 @@ def test_overrides_normalise_like_keys(field: str, pair: tuple[str, str]) -> Non
 @pytest.mark.parametrize("kind", [*KINDS, "cookie"])
 @given(
     number=st.integers(-(10**20), 10**20),
-    script=st.sampled_from(["0", "\u0660", "\uff10", "\U0001d7ce"]),
+    script=st.sampled_from(ZEROS),
     zeros=st.integers(0, 9),
     around=st.sampled_from(["", " ", "\t", "\u3000"]),
     joint=st.sampled_from(["", "_"]),

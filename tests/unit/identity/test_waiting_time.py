@@ -35,23 +35,11 @@ def test_seconds_milliseconds_and_microseconds_are_read(value: str) -> None:
     assert measured(value, "") == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "t=",
-        "soon",
-        "t=1800000001.000",
-        "1799999940",
-        "1800000000, 1800000000",
-        "1800000000,1800000000",
-        "-1800000000",
-        "18000000000",
-        "nan",
-        "inf",
-        "0",
-    ],
-)
+NO_START = ["", "t=", "soon", "t=1800000001.000", "1799999940", "1800000000, 1800000000"]
+NO_START += ["1800000000,1800000000", "-1800000000", "18000000000", "nan", "inf", "0"]
+
+
+@pytest.mark.parametrize("value", NO_START)
 def test_any_other_value_is_ignored(value: str) -> None:
     """Also one in the future, of more than a minute ago, or sent twice."""
     assert measured(value) is None

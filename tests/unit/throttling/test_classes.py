@@ -84,13 +84,11 @@ def test_one_client_is_one_identity_for_throttles(
     view = SimpleNamespace(throttle_scope="uploads")
 
     def key(address: str) -> str | None:
-        header = {0: None, 2: f"203.0.113.1, {address}, 10.0.0.1"}.get(
-            proxies, f"203.0.113.1, {address}"
-        )
-        peer = address if proxies == 0 else "10.0.0.1"
-        request = APIRequestFactory().get(
-            "/", REMOTE_ADDR=peer, **({"HTTP_X_FORWARDED_FOR": header} if header else {})
-        )
+        header = f"203.0.113.1, {address}" + ", 10.0.0.1" * (proxies == 2)
+        meta = {"HTTP_X_FORWARDED_FOR": header, "REMOTE_ADDR": "10.0.0.1"}
+        if proxies == 0:
+            meta = {"REMOTE_ADDR": address}
+        request = APIRequestFactory().get("/", **meta)
         request.user = None
         asked = throttle()
         asked.scope = "uploads"
@@ -107,13 +105,3 @@ def test_the_mask_is_that_of_the_settings(settings: Any) -> None:
     for mask, network in ((64, "2001:db8:1:2::"), (48, "2001:db8:1::"), (128, "2001:db8:1:2::1")):
         settings.RATELIMIT_IPV6_MASK = mask
         assert Anon().get_ident(request) == network
-
-
-def throttle(kind: Any = Anon, **attributes: Any) -> Any:
-    return type("Throttle", (kind,), attributes)()
-
-
-def request(method: str = "GET", who: Any = None) -> Any:
-    asked = APIRequestFactory().generic(method, "/", REMOTE_ADDR="192.0.2.1")
-    asked.user = who
-    return asked

@@ -81,15 +81,8 @@ def gather(planner: RequestPlanner, ruleset: Ruleset, kind: str = "sync") -> Non
 
 
 def numbers(charges: list[DecidedCharge]) -> list[tuple[str, int, bytes, int]]:
-    return [
-        (
-            planned.charge.limit.name,
-            planned.charge.limit.rate.limit,
-            planned.charge.digest,
-            planned.charge.cost,
-        )
-        for planned in charges
-    ]
+    each = (planned.charge for planned in charges)
+    return [(one.limit.name, one.limit.rate.limit, one.digest, one.cost) for one in each]
 
 
 async def three(group: str, request: HttpRequest) -> Any:
@@ -108,15 +101,10 @@ KEYS = [
     ("ip", "header:x-key"),
     lambda group, request: group,
     three,
+    ("ip", three),
 ]
-RATES = [
-    "5/h",
-    ["5/h", "50/d"],
-    None,
-    lambda group, request: "7/h",
-    nine_an_hour,
-    lambda group, request: None,
-]
+RATES = ["5/h", ["5/h", "50/d"], None, nine_an_hour]
+RATES += [lambda group, request: "7/h", lambda group, request: None]
 COSTS = [1, 0, lambda group, request: 2, three]
 
 
@@ -178,16 +166,11 @@ def test_gathered_values_are_reused_if_newer_rules_keep_the_call_sites(kind: str
         return "7/h"
 
     planner = RequestPlanner(asked_by(), [call_site("here", "ip", rate, None, 1, {})], "here")
-    elsewhere = Ruleset(
-        compile_rules([{"name": "elsewhere", "path": "/x", "key": "ip", "rate": "1/s"}])
-    )
+    other = {"name": "elsewhere", "path": "/x", "key": "ip", "rate": "1/s"}
+    elsewhere = Ruleset(compile_rules([other]))
     instead = Ruleset(compile_rules([{"name": "here", "key": "ip", "rate": "9/h"}]))
-    for rules, limit, count in (
-        (NO_RULES, 7, 1),
-        (elsewhere, 7, 1),
-        (instead, 9, 1),
-        (NO_RULES, 7, 2),
-    ):
+    steps = ((NO_RULES, 7, 1), (elsewhere, 7, 1), (instead, 9, 1), (NO_RULES, 7, 2))
+    for rules, limit, count in steps:
         gather(planner, rules, kind)
         assert [charged[1] for charged in numbers(planner.gathered)] == [limit]
         assert [charge.limit.rate.limit for charge in planner.plan(rules).charges] == [limit]
@@ -214,16 +197,12 @@ def test_a_rule_that_fails_is_replaced_by_its_call_sites(kind: str) -> None:
     with pytest.raises(ValueError, match="no"):
         gathered([broken], kind, asked_by())
     errors: list[str] = []
-    assert (
-        gathered([broken], kind, asked_by(), on_error=lambda name, error: errors.append(name)) == []
-    )
+    options = {"on_error": lambda name, error: errors.append(name)}
+    assert gathered([broken], kind, asked_by(), **options) == []
     assert errors == ["here"]
+    refusing = Rule(name="here", template=call_site(None, refuse, "5/h", None, 1, {}).template)
     with pytest.raises(Http404):
-        gathered(
-            [Rule(name="here", template=call_site(None, refuse, "5/h", None, 1, {}).template)],
-            kind,
-            asked_by(),
-        )
+        gathered([refusing], kind, asked_by())
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -239,11 +218,8 @@ def test_a_rule_is_charged_completely_or_not_at_all(kind: str) -> None:
 
     own = call_site("here", "ip", "5/h", None, 1, {})
     rates = [lambda group, request: "5/m", lambda group, request: "garbage"]
-    rule = Rule(
-        name="here",
-        template=call_site("here", "ip", rates, None, cost, {}).template,
-        replaces=(own,),
-    )
+    template = call_site("here", "ip", rates, None, cost, {}).template
+    rule = Rule(name="here", template=template, replaces=(own,))
     assert [planned.rule for planned in gathered([rule], kind, asked_by())] == [own]
     assert called == []
 
@@ -253,32 +229,23 @@ def test_a_missing_user_or_an_invalid_identity_is_explained(kind: str) -> None:
     """The exception says which middleware is missing, or which identities are valid."""
     with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
         gathered([call_site(None, "user", "5/h", None, 1, {})], kind, RequestFactory().get("/"))
+    invalid = call_site(None, lambda group, request: object(), "5/h", None, 1, {})
     with pytest.raises(TypeError, match="primary key"):
-        gathered(
-            [call_site(None, lambda group, request: object(), "5/h", None, 1, {})], kind, asked_by()
-        )
+        gathered([invalid], kind, asked_by())
 
 
 def scoped(rate: str, owner: str) -> Place:
     """Return the place of a throttle, which is charged under the name of its scope."""
-    return Place(
-        (),
-        "scope",
-        [DecidedCharge(Charge(Limit("scope", rate), digest("ada")), "scope", owner=owner)],
-        owner,
-    )
+    charge = Charge(Limit("scope", rate), digest("ada"))
+    return Place((), "scope", [DecidedCharge(charge, "scope", owner=owner)], owner)
 
 
 def test_charges_of_several_places_are_made_in_order() -> None:
     """Each charge keeps its owner. Limits with the same name, such as throttles of one scope, are
     distinguished by their rates.
     """
-    places = [
-        scoped("5/m", "first"),
-        scoped("50/h", "second"),
-        scoped("50/h", "third"),
-        scoped("50/h", "fourth"),
-    ]
+    owners = ("second", "third", "fourth")
+    places = [scoped("5/m", "first"), *(scoped("50/h", owner) for owner in owners)]
     planner = RequestPlanner(asked_by(), lambda ruleset: places)
     gather(planner, NO_RULES)
     planner.plan(NO_RULES)
@@ -313,26 +280,16 @@ def test_signal_receivers_get_the_refused_client() -> None:
         gather(planner, NO_RULES)
         planner.plan(NO_RULES)
         (planned,) = planner.charges
-        planned.state = LimitState.of(
-            planned.charge.limit,
-            allowed=False,
-            used=5,
-            remaining=0,
-            retry_after=9.0,
-            reset_after=9.0,
-        )
+        numbers = {"used": 5, "remaining": 0, "retry_after": 9.0, "reset_after": 9.0}
+        planned.state = LimitState.of(planned.charge.limit, allowed=False, **numbers)
         for wait in planner.finish(Decision(False, (planned.state,), source=source)):
             wait.blocking()
 
     limit_exceeded.connect(receiver)
     try:
-        for operation, source in (
-            ("hit", "redis"),
-            ("peek", "redis"),
-            ("hit", "fallback"),
-            ("hit", "deny-cache"),
-        ):
-            finished(operation, source)
+        finished("peek", "redis")
+        for source in ("redis", "fallback", "deny-cache"):
+            finished("hit", source)
     finally:
         limit_exceeded.disconnect(receiver)
     assert heard == [("here:*:ip:5/h", "enforce")] * 2

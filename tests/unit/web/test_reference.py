@@ -21,15 +21,10 @@ ADA = digest("ada@example.org")
 NOW = int(time.time())
 
 
-def refused(
-    name: str = "search:*:ip:10/s",
-    who: bytes = ADA,
-    state: LimitState | None = None,
-    moment: int = NOW,
-) -> Decision:
-    state = (
-        LimitState(name, False, 10, 10, 0, 1.0, 1.0, 0.0, period=1.0) if state is None else state
-    )
+SEARCH = LimitState("search:*:ip:10/s", False, 10, 10, 0, 1.0, 1.0, 0.0, period=1.0)
+
+
+def refused(who: bytes = ADA, state: LimitState = SEARCH, moment: int = NOW) -> Decision:
     return Decision(False, (state,), moment=moment * 1_000_000 + 7, identity=who)
 
 
@@ -50,9 +45,8 @@ def test_a_reference_contains_the_limit_the_client_and_the_time() -> None:
 
 def test_a_reference_of_a_block_contains_no_limit_name() -> None:
     """It is recognized as a block, without the rule it belongs to."""
-    opened = parse_reference(
-        reference_of(refused(state=LimitState.blocked("search", None, "enforce")))
-    )
+    block = LimitState.blocked("search", None, "enforce")
+    opened = parse_reference(reference_of(refused(state=block)))
     assert opened.is_block
     assert not opened.is_of("search")
 

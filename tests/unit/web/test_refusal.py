@@ -24,6 +24,15 @@ SHADOW = LimitState.blocked("shadow", None, "shadow")
 FREE = LimitState("free", True, 10, 1, 9, 0.0, 5.0, 0.0, period=1.0)
 
 
+TEXTS = {
+    "wait": "Try again in ",
+    "too large": "This request is larger than the limit allows.",
+    "unavailable": "This is not available.",
+    "blocked": "You are blocked.",
+    "unknown": "",
+}
+
+
 @pytest.mark.parametrize(
     ("states", "reason"),
     [
@@ -48,6 +57,7 @@ def test_the_reason_is_that_of_the_longest_wait(
     refusal = refusal_of(rf.get("/"), Decision(False, tuple(states)))
     assert refusal.reason == reason
     assert (refusal.retry_after is None) == (reason != "wait")
+    assert str(refusal.when()).startswith(TEXTS[reason])
     assert bool(refusal.when()) == (reason != "unknown")
 
 

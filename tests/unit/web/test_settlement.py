@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from django_ratelimit_lua.identity.request_state import request_state
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.views.call_sites import call_site
 from django_ratelimit_lua.web.settlement import settle
 
@@ -47,9 +47,18 @@ def settled(
                 done.append(("forget", step.blocking.args[0].charges[0].cost))  # type: ignore[attr-defined]
                 step = waiting.send(None)
             else:
-                step = waiting.send(step.blocking())
+                step = _resumed(waiting, step.blocking)
     except StopIteration:
         return done
+
+
+def _resumed(waiting: Any, blocking: Callable[[], Any]) -> Any:
+    """Resume with the result of a function of the project, or with its exception."""
+    try:
+        result = blocking()
+    except ZeroDivisionError as error:
+        return waiting.throw(error)
+    return waiting.send(result)
 
 
 def yes(request: HttpRequest, outcome: Any) -> bool:
@@ -95,28 +104,35 @@ def fail(request: HttpRequest, outcome: Any) -> bool:
     raise ZeroDivisionError
 
 
+async def afail(request: HttpRequest, outcome: Any) -> bool:
+    raise ZeroDivisionError
+
+
 @pytest.mark.parametrize(
     "says",
     [
-        {"count_if": fail},
-        {"reset_if": fail, "count_if": no},
-        {"cost_after": fail, "count_if": no},
-        {"cost_after": no, "count_if": no},
-        {"cost_after": lambda request, outcome: 2.0},
+        *({option: fail} for option in ("count_if", "reset_if", "cost_after")),
+        *({option: afail} for option in ("count_if", "reset_if", "cost_after")),
+        *({option: fail, "count_if": no} for option in ("reset_if", "cost_after")),
+        *(
+            {"cost_after": lambda *_, cost=cost: cost}
+            for cost in (-1, 2**53 + 1, 1.5, None, "7", False)
+        ),
     ],
 )
 def test_units_stay_counted_if_a_function_fails(
     says: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log reports the error once, with the name of the limit. Other limits are settled. A cost
-    that is no whole number is an error, too.
+    that is no whole number from 0 to the maximum is an error, too.
     """
     assert settled(charged(**says), charged(count_if=no)) == [("refund", 2)]
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("django_ratelimit_lua", "ERROR")
     assert "'here'" in record.getMessage()
     assert record.exc_info
-    assert record.exc_info[0] in (ZeroDivisionError, LimitError)
+    kind, error, _ = record.exc_info
+    assert kind is ZeroDivisionError or "must be a whole number from 0 to" in str(error)
 
 
 def test_a_call_that_took_no_units_refunds_none() -> None:
