@@ -1,4 +1,4 @@
-"""A site with the core alone. As a program, it prints its parts: arguments are a URL and a prefix."""
+"""A site with the core alone. As a program, it prints its parts; it takes a URL and a prefix."""
 
 from __future__ import annotations
 

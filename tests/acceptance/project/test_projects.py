@@ -172,11 +172,8 @@ def test_a_script_that_migrates_logs_nothing(database: str, tmp_path: Path) -> N
 
 def test_pages_of_a_second_admin_site_link_within_it(tmp_path: Path) -> None:
     """Every model and page can be registered with another site, with those of optional apps."""
-    project = Project(
-        tmp_path,
-        EVERY_CONTRIB,
-        urls="from tests.acceptance.project.second_site import urlpatterns\n",
-    )
+    site = "from tests.acceptance.project.second_site import"
+    project = Project(tmp_path, EVERY_CONTRIB, urls=f"{site} urlpatterns\n")
     project.manage("migrate")
     found = json.loads(project.execute(f"{site} crawl\ncrawl()"))
     assert found["links to the first site"] == []
