@@ -54,15 +54,40 @@ def site_environment(urls: str, **settings: Any) -> dict[str, str]:
     return {**os.environ, "DJANGO_SETTINGS_MODULE": __name__, VARIABLE: json.dumps(site)}
 
 
+def asgi_with_shutdown() -> Any:
+    """Return an ASGI application that ends its background work when the server does."""
+    from django.core.asgi import get_asgi_application
+
+    application = get_asgi_application()
+    from django_ratelimit_lua.asgi import finish_at_shutdown
+
+    return finish_at_shutdown(application)
+
+
 @contextmanager
 def serve(
-    server: str, urls: str, *options: str, application: str = "", **settings: Any
+    server: str,
+    urls: str,
+    *options: str,
+    application: str = "",
+    niceness: int = 0,
+    **settings: Any,
 ) -> Iterator[Served]:
-    """Run gunicorn or uvicorn with this URLconf, these options and settings, until the end."""
+    """Run gunicorn or uvicorn with this URLconf, these options and settings, until the end.
+
+    Args:
+        server: The name of the server.
+        urls: The URLconf.
+        options: Options of the server's command.
+        application: The application, if it is not Django's own.
+        niceness: What the processes add to their niceness.
+        settings: Settings of the site.
+    """
     port = free_port()
     default, *address = SERVERS[server]
-    command = [sys.executable, "-m", server, application or default, "--log-level=critical"]
-    command += [*(option.format(port=port) for option in address), *options]
+    command = ["nice", "-n", str(niceness), sys.executable, "-m", server]
+    command += [application or default, "--log-level=critical", *options]
+    command += [option.format(port=port) for option in address]
     environment = site_environment(urls, **settings)
     with running(command, port, cwd=ROOT, env=environment) as process:
         yield Served(port, process)

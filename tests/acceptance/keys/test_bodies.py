@@ -8,12 +8,8 @@ import asyncio
 import http.client
 import io
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,10 +31,10 @@ from django_ratelimit_lua.identity.fields import (
     json_value,
 )
 from django_ratelimit_lua.identity.keys import compile_key
-from tests.support.bodies_site import TAKES, _sum
-from tests.support.processes import await_port, free_port
+from tests.acceptance.keys.body_urls import TAKES, checksum
+from tests.support.served_site import serve
 
-ROOT = Path(__file__).parents[3]
+URLS = "tests.acceptance.keys.body_urls"
 FORM = "application/x-www-form-urlencoded"
 LARGE = "x" * 70_000
 MANY = {"path": "/", "rate": "1000000/h"}
@@ -79,7 +75,7 @@ BODIES: dict[str, tuple[bytes, str]] = {
 
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
-    settings.ROOT_URLCONF = "tests.support.bodies_site"
+    settings.ROOT_URLCONF = URLS
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     settings.RATELIMIT_RULES = RULES
 
@@ -236,29 +232,13 @@ def test_any_body_is_read_without_an_exception(body: bytes, kind: str) -> None:
             assert found is None or found is UNREAD or isinstance(found, str)
 
 
-SITE = "tests.support.bodies_site"
-COMMANDS = {
-    "wsgi": ["gunicorn", f"{SITE}:application", "--log-level=error", "--bind"],
-    "asgi": ["uvicorn", f"{SITE}:asgi", "--log-level=error", "--host=127.0.0.1", "--port"],
-}
-
-
-@pytest.fixture(params=COMMANDS)
+@pytest.fixture(params=["gunicorn", "uvicorn"])
 def server(request: Any, prefix: str) -> Iterator[tuple[str, int]]:
     """Return a real server's kind and port."""
-    port = free_port()
-    where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
-    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", *COMMANDS[request.param], where], cwd=ROOT, env=environment
-    )
-    try:
-        await_port(port)
-        yield request.param, port
-    finally:
-        process.terminate()
-        process.wait(30)
+    rules = [{"name": "names", "path": "/", "key": "data:name", "rate": "2/h"}]
+    site = {"RATELIMIT_CACHE_PREFIX": prefix, "RATELIMIT_RULES": rules}
+    with serve(request.param, URLS, **site) as served:
+        yield request.param, served.port
 
 
 def send(
@@ -284,11 +264,11 @@ def test_real_servers_count_fields_and_pass_uploads_through(server: tuple[str, i
     the address, and a view gets the whole stream of the server.
     """
     way, port = server
-    view = "/sync/" if way == "wsgi" else "/async/"
-    expected = [[10, _digest(b"name=grace")]] if way == "wsgi" else []
+    view = "/sync/" if way == "gunicorn" else "/async/"
+    expected = [[10, _digest(b"name=grace")]] if way == "gunicorn" else []
     assert send(port, f"{view}servers_own", b"name=grace")[1]["took"] == expected
     assert send(port, f"{view}read", b"name=ada")[0] == 200
-    if way == "asgi":  # Under WSGI, Django has no body without a length.
+    if way == "uvicorn":  # Under WSGI, Django has no body without a length.
         found = send(port, f"{view}body", iter([b"na", b"me=A", b"da"]))
         assert found == (200, {"took": [[8, _digest(b"name=Ada")]] * 2})
         assert send(port, f"{view}body", iter([b"name=ada"]))[0] == 429
@@ -307,4 +287,4 @@ def test_real_servers_count_fields_and_pass_uploads_through(server: tuple[str, i
 
 
 def _digest(data: bytes) -> str:
-    return str(_sum(data)[1])
+    return str(checksum(data)[1])

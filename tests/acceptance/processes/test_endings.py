@@ -29,8 +29,9 @@ from django_ratelimit_lua.management.verbs.site import background_tasks
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
-from tests.support.held import SlotsInUse
-from tests.support.processes import await_port, free_port, until
+from tests.acceptance.slots.slot_urls import SlotsInUse
+from tests.support.processes import until
+from tests.support.served_site import serve
 
 ENDS = """
 import os, signal, sys, django
@@ -139,15 +140,10 @@ def test_the_asgi_lifespan_is_answered_once_and_ends_cleanly(application: Any) -
     assert sent == [("startup.complete", own, False), ("shutdown.complete", own, True)]
 
 
+SLOT_URLS = "tests.acceptance.slots.slot_urls"
 ASGI_SERVERS = {
-    "uvicorn": [
-        "uvicorn",
-        "--workers=2",
-        "--limit-max-requests=12",
-        "--timeout-graceful-shutdown=1",
-    ],
+    "uvicorn": ["--workers=2", "--limit-max-requests=12", "--timeout-graceful-shutdown=1"],
     "gunicorn": [
-        "gunicorn",
         "--worker-class=uvicorn.workers.UvicornWorker",
         "--workers=2",
         "--max-requests=12",
@@ -163,18 +159,11 @@ def test_workers_of_an_asgi_server_end_cleanly(
     release the slot of a running view.
     """
     settings.RATELIMIT_CACHE_PREFIX = prefix
-    slots, port = SlotsInUse(direct, prefix, prefix), free_port()
-    environment = {**os.environ, "SLOTS_PREFIX": prefix, "SLOTS_SECONDS": "60"}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    where = [f"--bind=127.0.0.1:{port}"] if kind == "gunicorn" else [f"--port={port}"]
-    command = [
-        sys.executable,
-        "-m",
-        *ASGI_SERVERS[kind],
-        *where,
-        "--log-level=critical",
-        "tests.support.slots_site:asgi",
-    ]
+    slots = SlotsInUse(direct, prefix)
+    application = "tests.support.served_site:asgi_with_shutdown"
+    if kind == "gunicorn":
+        application += "()"
+    site = {"RATELIMIT_CACHE_PREFIX": prefix, "RATELIMIT_SLOT_SECONDS": 60}
     answered = 0
 
     def visit() -> None:
@@ -184,8 +173,10 @@ def test_workers_of_an_asgi_server_end_cleanly(
                 response.read()
             answered += 1
 
-    with subprocess.Popen(command, cwd=Path(__file__).parents[3], env=environment) as process:
-        await_port(port)
+    with serve(kind, SLOT_URLS, *ASGI_SERVERS[kind], application=application, **site) as (
+        port,
+        process,
+    ):
         for number in range(24):
             visit()
             if number == 6 and kind == "gunicorn":

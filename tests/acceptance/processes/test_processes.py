@@ -6,12 +6,9 @@ import http.client
 import itertools
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,49 +23,25 @@ from django_ratelimit_lua.models import (
 )
 from django_ratelimit_lua.models.audit import one_change
 from django_ratelimit_lua.publishing import publish, triggers
-from tests.support.processes import await_port, free_port, until
+from tests.support.processes import until
+from tests.support.served_site import serve
 
-ROOT = Path(__file__).parents[3]
-COMMANDS = {
-    "wsgi": [
-        "gunicorn",
-        "tests.support.rules_site:application",
-        "--workers=4",
-        "--threads=2",
-        "--log-level=warning",
-        "--bind",
-    ],
-    "asgi": [
-        "uvicorn",
-        "tests.support.rules_site:asgi",
-        "--workers=2",
-        "--log-level=warning",
-        "--host=127.0.0.1",
-        "--port",
-    ],
-}
-PROCESSES = {"/tell": 4, "/atell": 2}
+URLS = "tests.acceptance.processes.revision_urls"
+OPTIONS = {"gunicorn": ["--workers=4", "--threads=2"], "uvicorn": ["--workers=2"]}
+VIEWS = {"gunicorn": "/sync", "uvicorn": "/async"}
+PROCESSES = {"/sync": 4, "/async": 2}
 """Of the server that has this view."""
 EDITS = 25
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(params=["wsgi", "asgi"])
+@pytest.fixture(params=list(VIEWS))
 def server(request: Any, prefix: str) -> Iterator[tuple[int, str]]:
     """Run a server, and yield its port and the view that returns the revision of its decision."""
-    port = free_port()
-    command = COMMANDS[request.param]
-    where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
-    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    process = subprocess.Popen([sys.executable, "-m", *command, where], cwd=ROOT, env=environment)
-    try:
-        await_port(port)
-        yield port, "/tell" if request.param == "wsgi" else "/atell"
-    finally:
-        process.terminate()
-        process.wait(30)
+    kind = request.param
+    with serve(kind, URLS, *OPTIONS[kind], RATELIMIT_CACHE_PREFIX=prefix) as served:
+        yield served.port, VIEWS[kind]
 
 
 def visit(port: int, path: str) -> tuple[int, bytes]:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import http.client
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from django_ratelimit_lua import RateLimiter
-from tests.support.processes import free_port, until
+from tests.support.processes import until
+from tests.support.served_site import serve
 
-ADDRESS = "127.0.0.1"
-PREFIX = "hangup-{}:"
-MIDDLEWARE = {"plain": "", "blocking": "tests.support.hangup_site.Blocking"}
+URLS = "tests.acceptance.slots.hang_up_urls"
+OURS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+MIDDLEWARE = {"plain": [OURS], "blocking": [f"{URLS}.Blocking", OURS]}
 
 
 @pytest.fixture(scope="module", params=list(MIDDLEWARE))
@@ -26,38 +23,14 @@ def site(request: pytest.FixtureRequest) -> Iterator[tuple[int, str]]:
     """Yield the port of uvicorn with one process, and the prefix of its counts, with async
     middleware and with sync middleware.
     """
-    port, prefix = free_port(), PREFIX.format(request.param)
-    environment = {
-        **os.environ,
-        "RATELIMIT_TEST_PREFIX": prefix,
-        "HANGUP_MIDDLEWARE": MIDDLEWARE[request.param],
-    }
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    command = [
-        "uvicorn",
-        "tests.support.hangup_site:asgi",
-        "--log-level=error",
-        f"--host={ADDRESS}",
-        f"--port={port}",
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command], cwd=Path(__file__).parents[3], env=environment
-    )
-    try:
-        until(lambda: answers(port), "it answers")
-        yield port, prefix
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((ADDRESS, port)) == 0
+    prefix = f"hangup-{request.param}:"
+    middleware = MIDDLEWARE[request.param]
+    with serve("uvicorn", URLS, RATELIMIT_CACHE_PREFIX=prefix, MIDDLEWARE=middleware) as site:
+        yield site.port, prefix
 
 
 def status(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection(ADDRESS, port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("GET", path)
     found = connection.getresponse().status
     connection.close()
@@ -71,7 +44,7 @@ def used(name: str, who: str) -> int:
 def hang_up(port: int, kind: str, name: str, who: str, seconds: float) -> None:
     """Request a view of this duration, and disconnect when it has begun."""
     before = used(name, who)
-    with socket.create_connection((ADDRESS, port)) as client:
+    with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(
             f"GET /{kind}/{name}/?who={who}&seconds={seconds} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()  # noqa: E501
         )

@@ -23,8 +23,7 @@ from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from tests.acceptance.slots.cancellation import HOW, How, Interrupted, interrupt_each_wait
-from tests.support.held import SlotsInUse
-from tests.support.slots_site import FACES, PREFIX, SLOTS, limit
+from tests.acceptance.slots.slot_urls import FACES, RULES, SLOTS, SlotsInUse, limit
 
 pytestmark = [
     pytest.mark.usefixtures("site"),
@@ -44,27 +43,20 @@ PLACES = [
     *((face, []) for face in FACES if "middleware" not in face),
 ]
 """Faces with our middleware around them, and without."""
-RULE = {
-    "name": "at once",
-    "path": "/middleware/",
-    "key": "get:who",
-    "rate": SLOTS,
-    "algorithm": "concurrency",
-}
 
 
 @pytest.fixture
 def site(settings: Any) -> None:
-    settings.ROOT_URLCONF = "tests.support.slots_site"
+    settings.ROOT_URLCONF = "tests.acceptance.slots.slot_urls"
     settings.MIDDLEWARE = MIDDLEWARE
-    settings.RATELIMIT_RULES = [RULE]
+    settings.RATELIMIT_RULES = RULES
     settings.DEBUG_PROPAGATE_EXCEPTIONS = False
 
 
 @pytest.fixture
 def slots(direct: redis.Redis, prefix: str) -> Iterator[SlotsInUse]:
-    yield SlotsInUse(direct, prefix, PREFIX)
-    for key in direct.scan_iter(f"running:{PREFIX}*"):
+    yield SlotsInUse(direct, prefix)
+    for key in direct.scan_iter(f"running:{prefix}*"):
         direct.delete(key)
 
 

@@ -3,75 +3,51 @@
 from __future__ import annotations
 
 import http.client
-import os
 import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
-from pathlib import Path
 
 import pytest
 import redis
 
-from tests.support.held import SlotsInUse
-from tests.support.processes import await_port, free_port, until
-from tests.support.slots_site import SLOTS
+from tests.acceptance.slots.slot_urls import RULES, SLOTS, SlotsInUse
+from tests.support.processes import until
+from tests.support.redis_server import url
+from tests.support.served_site import serve
 
-ADDRESS = "127.0.0.1"
 N = int(SLOTS)
-SLOT_SECONDS = 2.0
 CLIENTS = 50
-COMMANDS = {
-    "wsgi": [
-        "gunicorn",
-        "tests.support.slots_site:wsgi",
-        "--workers=2",
-        "--threads=30",
-        "--log-level=critical",
-    ],
-    "asgi": ["uvicorn", "tests.support.slots_site:asgi", "--log-level=critical"],
+URLS = "tests.acceptance.slots.slot_urls"
+SERVERS = {
+    "wsgi": ("gunicorn", ["--workers=2", "--threads=30"], ""),
+    "asgi": ("uvicorn", [], "tests.support.served_site:asgi_with_shutdown"),
 }
+"""By kind: the server, its options and the application, if it is not Django's own."""
 BODIES = {"wsgi": ("plain", "stream", "file"), "asgi": ("plain", "astream", "file")}
-_serial = count()
-Site = tuple[int, int, SlotsInUse]
-"""Its port, the id of its process, and what is held there."""
+Site = tuple[int, SlotsInUse]
+"""The port of a server, and its slots."""
 
 
-def start(kind: str, direct: redis.Redis) -> tuple[subprocess.Popen[bytes], Site]:
-    port, prefix = free_port(), f"held-served-{kind}-{next(_serial)}:"
-    environment = {**os.environ, "SLOTS_PREFIX": prefix, "SLOTS_SECONDS": str(SLOT_SECONDS)}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    where = (
-        [f"--bind={ADDRESS}:{port}"] if kind == "wsgi" else [f"--host={ADDRESS}", f"--port={port}"]
-    )
-    command = [sys.executable, "-m", *COMMANDS[kind], *where]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[3], env=environment)
-    await_port(port)
-    return process, (port, process.pid, SlotsInUse(direct, prefix, prefix))
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[redis.Redis]:
-    from tests.support.redis_server import url
-
-    with redis.Redis.from_url(url()) as connection:
-        yield connection
-
-
-@pytest.fixture(scope="module", params=list(COMMANDS))
-def site(request: pytest.FixtureRequest, client: redis.Redis) -> Iterator[tuple[str, Site]]:
-    process, found = start(request.param, client)
-    yield request.param, found
-    process.terminate()
-    process.wait(30)
+@pytest.fixture(scope="module", params=list(SERVERS))
+def site(request: pytest.FixtureRequest) -> Iterator[tuple[str, Site]]:
+    server, options, application = SERVERS[request.param]
+    prefix = f"held-served-{request.param}:"
+    settings = {
+        "RATELIMIT_CACHE_PREFIX": prefix,
+        "RATELIMIT_RULES": RULES,
+        "RATELIMIT_SLOT_SECONDS": 2.0,
+    }
+    with (
+        redis.Redis.from_url(url()) as direct,
+        serve(server, URLS, *options, application=application, **settings) as served,
+    ):
+        yield request.param, (served.port, SlotsInUse(direct, prefix))
 
 
 def get(port: int, path: str, method: str = "GET") -> int:
     """Read a response to its end, and return its status."""
-    connection = http.client.HTTPConnection(ADDRESS, port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path)
         response = connection.getresponse()
@@ -88,7 +64,7 @@ def test_never_more_than_n_requests_run_at_once(site: tuple[str, Site], face: st
     """Fifty clients send requests for bodies of every kind. The number of views and bodies that run
     simultaneously, measured inside them, is the limit. Afterwards no slot is held.
     """
-    kind, (port, _, slots) = site
+    kind, (port, slots) = site
     for ending in BODIES[kind]:
         who = f"{face}-{ending}".replace("/", "-")
         for seconds in (0.3, 3):  # A busy machine needs longer to have N of them run at once.
@@ -97,9 +73,9 @@ def test_never_more_than_n_requests_run_at_once(site: tuple[str, Site], face: st
                 statuses = Counter(pool.map(lambda _, path=path: get(port, path), range(CLIENTS)))
             assert set(statuses) == {200, 429}
             assert statuses[200] >= N
-            if slots.most(who) >= N:
+            if slots.max_running(who) >= N:
                 break
-        assert slots.most(who) == N
+        assert slots.max_running(who) == N
         slots.until_free()
         assert slots.running(who) == 0
 
@@ -108,7 +84,7 @@ def hang_up(port: int, path: str, when: Callable[[], bool], most: int = 0) -> No
     """Send a request, and disconnect when the condition is true, after reading some bytes of the
     response.
     """
-    with socket.create_connection((ADDRESS, port)) as client:
+    with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         until(when, "it runs", 20)
         if most:
@@ -120,7 +96,7 @@ def test_a_client_that_disconnects_during_the_body_holds_no_slot(
     site: tuple[str, Site], face: str
 ) -> None:
     """The server detects the disconnect, and closes the response."""
-    kind, (port, _, slots) = site
+    kind, (port, slots) = site
     who = f"gone-{face}"
     path = f"/{face}/{'stream' if kind == 'wsgi' else 'astream'}/?who={who}&seconds=1&size=3000000"
     hang_up(port, path, lambda: slots.running(who) == 1, most=10)
@@ -131,14 +107,10 @@ def test_a_client_that_disconnects_during_the_body_holds_no_slot(
 
 def test_head_requests_and_failing_requests_hold_no_slot_afterwards(site: tuple[str, Site]) -> None:
     """A HEAD request, an exception and a view without a response leave no slot, in any number."""
-    _, (port, _, slots) = site
+    _, (port, slots) = site
     for _ in range(N + 1):
         assert get(port, "/sync/stream/?who=head", "HEAD") in (200, 500)
         assert get(port, "/sync/raises/?who=head") == 500
         assert get(port, "/drf/raises/?who=head") == 500
         assert get(port, "/middleware/nothing/?who=head") == 500
         slots.until_free()
-
-
-def workers(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

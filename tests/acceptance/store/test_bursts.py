@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +22,17 @@ from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.provider import load_ruleset, reset_rules
 from django_ratelimit_lua.store import Deadline, get_store
 from django_ratelimit_lua.testing.server import Server
-from tests.support.processes import free_port, until
+from tests.support.processes import ROOT
+from tests.support.served_site import serve, site_environment
 
 pytestmark = pytest.mark.alone
 POLICIES = ["open", "closed", "local"]
-ADDRESS = "127.0.0.1"
+BACKEND = "django_redis.cache.RedisCache"
+URLS = "tests.acceptance.store.burst_urls"
+OPTIONS = {
+    "uvicorn": [],
+    "gunicorn": ["--threads=200", "--workers=1", "--backlog=4096", "--timeout=120"],
+}
 
 
 @pytest.fixture
@@ -118,54 +123,32 @@ def test_a_burst_of_calls_that_wait_for_the_rules_is_decided(
     assert deadline.left == pytest.approx(left)
 
 
-@pytest.fixture(scope="module", params=["uvicorn", "gunicorn"])
+@pytest.fixture(scope="module", params=list(OPTIONS))
 def site(request: Any, tmp_path_factory: Any) -> Iterator[int]:
     """Return the port of a migrated site in one process, which has made no decision."""
-    port = free_port()
-    commands = {
-        "uvicorn": [
-            "tests.support.burst_site:asgi",
-            "--log-level=warning",
-            f"--host={ADDRESS}",
-            f"--port={port}",
-        ],
-        "gunicorn": [
-            "tests.support.burst_site:application",
-            "--threads=200",
-            "--workers=1",
-            "--log-level=warning",
-            "--backlog=4096",
-            "--timeout=120",
-            f"--bind={ADDRESS}:{port}",
-        ],
-    }
     with Server() as server:
         database = str(tmp_path_factory.mktemp("site") / "db.sqlite3")
-        environment = {**os.environ, "BURST_REDIS": server.url, "BURST_DATABASE": database}
+        site: dict[str, Any] = {
+            "CACHES": {"default": {"BACKEND": BACKEND, "LOCATION": server.url}},
+            "DATABASES": {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": database}},
+            "MIDDLEWARE": [],
+            "LOGGING_CONFIG": None,
+            "RATELIMIT_TIMEOUT": 0.1,
+        }
         subprocess.run(
-            [sys.executable, "-m", "tests.support.burst_site"],
-            cwd=Path(__file__).parents[3],
-            env=environment,
+            [sys.executable, "-m", "django", "migrate", "--verbosity=0"],
+            cwd=ROOT,
+            env=site_environment(URLS, **site),
             check=True,
         )
-        process = subprocess.Popen(
-            # Redis has a machine of its own, as it were: two hundred busy threads do not keep it
-            # from working.
-            ["nice", "-n", "10", sys.executable, "-m", request.param, *commands[request.param]],
-            cwd=Path(__file__).parents[3],
-            env=environment,
-        )
-        try:
-            until(lambda: asyncio.run(answered(port, "/nothing")) == 404, "it answers")
-            yield port
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
+        # Redis has a higher priority: two hundred busy threads do not keep it from working.
+        with serve(request.param, URLS, *OPTIONS[request.param], niceness=10, **site) as served:
+            yield served.port
 
 
 async def answered(port: int, path: str) -> int:
     """Return the status of a response."""
-    reader, writer = await asyncio.open_connection(ADDRESS, port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     reply = await reader.read()
     writer.close()

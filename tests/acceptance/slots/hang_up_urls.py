@@ -1,47 +1,20 @@
-"""A site whose views take longer than their clients wait, for a server of its own.
-
-`HANGUP_MIDDLEWARE` names what middleware it has beside ours.
-"""
+"""Views that take longer than their clients wait."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-from tests.support.redis_server import url
-
-settings.configure(
-    SECRET_KEY="tests",
-    ALLOWED_HOSTS=["*"],
-    ROOT_URLCONF="tests.support.hangup_site",
-    INSTALLED_APPS=["django_ratelimit_lua"],
-    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url()}},
-    MIDDLEWARE=[
-        *filter(None, [os.environ["HANGUP_MIDDLEWARE"]]),
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-    ],
-    RATELIMIT_TIMEOUT=10,
-    RATELIMIT_CACHE_PREFIX=os.environ["RATELIMIT_TEST_PREFIX"],
-)
-
-import django  # noqa: E402
-
-django.setup()
-
-from django.core.asgi import get_asgi_application  # noqa: E402
-
-from django_ratelimit_lua import ratelimit  # noqa: E402
+from django_ratelimit_lua import ratelimit
 
 
 def stopped(request: HttpRequest, outcome: Any) -> bool:
-    """Whether the view did not get to its end."""
+    """Return whether the view was cancelled."""
     return isinstance(outcome, BaseException)
 
 
@@ -55,9 +28,7 @@ async def astopped(request: HttpRequest, outcome: Any) -> bool:
 
 
 class Blocking:
-    """A middleware that only knows the blocking way: Django runs it, and what is around it, in a
-    thread.
-    """
+    """Sync middleware: Django runs it, and the middleware around it, in a thread."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
@@ -88,4 +59,3 @@ urlpatterns = [
     *(path(f"async/{name}/", limit(export)) for name, limit in LIMITS.items()),
     *(path(f"sync/{name}/", limit(blocking_export)) for name, limit in LIMITS.items()),
 ]
-asgi = get_asgi_application()

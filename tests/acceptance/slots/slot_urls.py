@@ -1,14 +1,11 @@
-"""A site whose views hold slots, by every face and with bodies of every kind, for a server of its
-own or none.
+"""Views that hold slots, of every kind and with bodies of every kind, and what is counted there.
 
-What runs at the same time is counted in Redis, past everything of ours: `SLOTS_PREFIX` names the
-keys.
+The views count in Redis how many run at the same time, independently of the package.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -21,60 +18,44 @@ from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpRe
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
+from rest_framework.views import APIView
 
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.throttling import SimpleRateThrottle
+from tests.support.processes import until
 from tests.support.redis_server import url
 
 SLOTS = "3"
-PREFIX = os.environ.get("SLOTS_PREFIX", "slots-site:")
 CHUNKS = 4
-if not settings.configured:
-    settings.configure(
-        SECRET_KEY="tests",
-        ALLOWED_HOSTS=["*"],
-        ROOT_URLCONF="tests.support.slots_site",
-        INSTALLED_APPS=["django_ratelimit_lua"],
-        CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url()}},
-        MIDDLEWARE=["django_ratelimit_lua.middleware.RateLimitMiddleware"],
-        RATELIMIT_RULES=[
-            {
-                "name": "at once",
-                "path": "/middleware/",
-                "key": "get:who",
-                "rate": SLOTS,
-                "algorithm": "concurrency",
-            },
-        ],
-        RATELIMIT_TIMEOUT=10,
-        RATELIMIT_SLOT_SECONDS=float(os.environ.get("SLOTS_SECONDS", "10")),
-        RATELIMIT_CACHE_PREFIX=PREFIX,
-        REST_FRAMEWORK={"UNAUTHENTICATED_USER": None},
-    )
-
-    import django
-
-    django.setup()
-
-from rest_framework.views import APIView  # noqa: E402
-
-from django_ratelimit_lua import ratelimit  # noqa: E402
-from django_ratelimit_lua.throttling import SimpleRateThrottle  # noqa: E402
-
+RULES = [
+    {
+        "name": "at once",
+        "path": "/middleware/",
+        "key": "get:who",
+        "rate": SLOTS,
+        "algorithm": "concurrency",
+    },
+]
 counting = redis.Redis.from_url(url())
 
 
-class Runs:
-    """One that runs, from now on until it has ended: how many do is noted."""
+def running_key(who: str) -> str:
+    """Return the key that counts the running views of a client."""
+    return f"running:{settings.RATELIMIT_CACHE_PREFIX}{who}"
+
+
+class Run:
+    """A view or body that runs until `end`. Redis counts those that run at the same time."""
 
     def __init__(self, request: Any) -> None:
-        self._key = f"running:{PREFIX}{request.GET['who']}"
-        now = counting.incr(self._key)
-        counting.lpush(f"{self._key}:seen", now)
+        self._key = running_key(request.GET["who"])
+        counting.lpush(f"{self._key}:counts", counting.incr(self._key))
 
     def end(self) -> None:
         counting.decr(self._key)
 
 
-def chunks(request: Any, runs: Runs) -> Iterator[bytes]:
+def chunks(request: Any, run: Run) -> Iterator[bytes]:
     seconds = float(request.GET.get("seconds", 0))
     try:
         for number in range(CHUNKS):
@@ -83,10 +64,10 @@ def chunks(request: Any, runs: Runs) -> Iterator[bytes]:
             yield b"x" * int(request.GET.get("size", 10))
             time.sleep(seconds / CHUNKS)
     finally:
-        runs.end()
+        run.end()
 
 
-async def achunks(request: Any, runs: Runs) -> AsyncIterator[bytes]:
+async def achunks(request: Any, run: Run) -> AsyncIterator[bytes]:
     seconds = float(request.GET.get("seconds", 0))
     try:
         for number in range(CHUNKS):
@@ -95,7 +76,7 @@ async def achunks(request: Any, runs: Runs) -> AsyncIterator[bytes]:
             yield b"x" * int(request.GET.get("size", 10))
             await asyncio.sleep(seconds / CHUNKS)
     finally:
-        runs.end()
+        run.end()
 
 
 ENDINGS: dict[str, type[BaseException]] = {
@@ -107,18 +88,18 @@ ENDINGS: dict[str, type[BaseException]] = {
 
 
 def answer(request: Any, ending: str) -> Any:
-    """A response of a kind, or what comes in its place."""
-    runs = Runs(request)
+    """Return a kind of response, or None, or raise."""
+    run = Run(request)
     if ending == "stream":
-        return StreamingHttpResponse(chunks(request, runs))
+        return StreamingHttpResponse(chunks(request, run))
     if ending == "astream":
-        return StreamingHttpResponse(achunks(request, runs))
+        return StreamingHttpResponse(achunks(request, run))
     try:
         time.sleep(float(request.GET.get("seconds", 0)))
         if ending in ENDINGS:
             raise ENDINGS[ending]("raised by the view")
     finally:
-        runs.end()
+        run.end()
     if ending == "file":
         body = tempfile.TemporaryFile()  # noqa: SIM115 - the response closes it
         body.write(b"x" * 100_000)
@@ -129,11 +110,11 @@ def answer(request: Any, ending: str) -> Any:
 
 async def aanswer(request: HttpRequest, ending: str) -> Any:
     if ending == "plain":
-        runs = Runs(request)
+        run = Run(request)
         try:
             await asyncio.sleep(float(request.GET.get("seconds", 0)))
         finally:
-            runs.end()
+            run.end()
         return HttpResponse("done")
     return (
         await sync_to_async(answer)(request, ending)
@@ -160,7 +141,7 @@ class Throttle(SimpleRateThrottle):
         return str(request.GET["who"])
 
 
-class Rest(APIView):  # type: ignore[misc] # DRF is not typed.
+class Rest(APIView):
     throttle_classes = (Throttle,)
 
     def get(self, request: Any, ending: str) -> Any:
@@ -177,10 +158,30 @@ urlpatterns = [
 ]
 FACES = ("sync", "async", "class", "drf", "middleware", "middleware/async")
 
-if os.environ.get("SLOTS_PREFIX"):
-    from django.core.asgi import get_asgi_application
-    from django.core.wsgi import get_wsgi_application
 
-    from django_ratelimit_lua.asgi import finish_at_shutdown
+class SlotsInUse:
+    """The slots of a site with a prefix, and its running views."""
 
-    asgi, wsgi = finish_at_shutdown(get_asgi_application()), get_wsgi_application()
+    def __init__(self, direct: redis.Redis, prefix: str) -> None:
+        self._direct, self._prefix = direct, prefix
+
+    @property
+    def held(self) -> int:
+        """Return the number of held slots."""
+        seconds, rest = self._direct.time()
+        keys = self._direct.scan_iter(f"{self._prefix}*:c", count=10_000)
+        now = seconds * 1_000_000 + rest
+        return sum(self._direct.zcount(key, f"({now}", "+inf") for key in keys)
+
+    def running(self, who: str) -> int:
+        """Return the number of running views and bodies of a client."""
+        return int(self._direct.get(f"running:{self._prefix}{who}") or 0)
+
+    def max_running(self, who: str) -> int:
+        """Return the maximum number of views and bodies of a client that ran at the same time."""
+        counts = self._direct.lrange(f"running:{self._prefix}{who}:counts", 0, -1)
+        return max(map(int, counts), default=0)
+
+    def until_free(self, seconds: float = 20) -> None:
+        """Wait until no slot is held."""
+        until(lambda: self.held == 0, "all slots are released", seconds)
