@@ -319,7 +319,7 @@ def _comparing(call: Call, deadline: Deadline) -> Waiting[None]:
     else:
         freshness.confirm(call.fence, call.revision, asked_at)
     finally:
-        deadline.count(share)
+        deadline.spend_share(share)
 
 
 def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:

@@ -212,7 +212,7 @@ def load_ruleset(stale: StaleRules | None = None, deadline: Deadline | None = No
         return _load(stale, deadline)  # There is no thread for it.
     half = deadline.share(2)
     if not half.wait(_loading.wait):
-        deadline.count(half)
+        deadline.spend_share(half)
     return _ruleset or ruleset
 
 
@@ -292,7 +292,7 @@ def _waited_for(lock: Lock, deadline: Deadline) -> bool:
     began = Clock.monotonic()
     is_got = half.wait(lambda seconds: lock.acquire(timeout=seconds))
     if _unanswered_at > began or not (is_got or get_store().replied_at > began):
-        deadline.count(half)  # The wait counts only while Redis answers no request.
+        deadline.spend_share(half)  # The wait counts only while Redis answers no request.
     return is_got
 
 

@@ -64,20 +64,14 @@ def get_store(background: bool = False) -> Store:
     # Greenlets would share locks, and block the whole process.
     if threading.get_ident is not _get_ident:
         raise ImproperlyConfigured(
-            "gevent or eventlet patched the standard library after django_ratelimit_lua "
-            "was imported."
-            " Patch it first; for gunicorn --preload, in the first lines of "
-            "gunicorn.conf.py:"
-            " from gevent import monkey; monkey.patch_all()"
+            "gevent or eventlet patched the standard library after django_ratelimit_lua was "
+            "imported. Patch it first; for gunicorn --preload, in the first lines of "
+            "gunicorn.conf.py: from gevent import monkey; monkey.patch_all()"
         )
     stores = _stores
     params = ConnectionParams.of(conf.USE_CACHE)
-    kind = Store
-    if params.nodes:
-        kind = ShardedStore
-    timeout = conf.TIMEOUT
-    if background:
-        timeout = BACKGROUND_SECONDS
+    kind = ShardedStore if params.nodes else Store
+    timeout = BACKGROUND_SECONDS if background else conf.TIMEOUT
     # Another thread may have been faster; all use the same.
     store = stores.setdefault(background, kind(params, timeout, background=background))
     if stores is not _stores:  # The settings have changed since.
@@ -108,14 +102,15 @@ def rules_key() -> bytes:
 
 def _close_idle(last: Deadline | None) -> bool:
     """Close idle connections. Return whether others are open."""
-    others = [store.close_idle() for store in list(_stores.values())]
-    return last is None and any(others)
+    has_open = [store.close_idle() for store in list(_stores.values())]
+    return last is None and any(has_open)
 
 
 flusher.add(_close_idle)
 
 
 def _forget_stores() -> None:
+    """Close the stores, because settings have changed. The next caller makes new ones."""
     global _stores
     forgotten = _stores
     _stores = {}

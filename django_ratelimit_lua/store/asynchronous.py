@@ -30,7 +30,7 @@ from ..limits.program import Program
 from ..process import Clock
 from ..process.forks import leave_to_parent, renew_after_fork
 from .blocking import find_master
-from .commands import Command, Reply, Unreachable, as_redis_error, role_command
+from .commands import Command, Reply, Unreachable, role_command, to_redis_error
 from .connection_params import ConnectionParams
 from .deadline import Deadline, LastReply
 from .redis_py import AsyncConnection
@@ -91,6 +91,7 @@ class Countdown:
         self._handle.cancel()
 
     def _fire(self) -> None:
+        """Begin the next step, or the first one after a reply. After the last one, call."""
         self._left -= 1
         if self._last_reply.at != self._replied_at:
             self._replied_at = self._last_reply.at
@@ -102,7 +103,7 @@ class Countdown:
             self._call()
 
 
-async def within(deadline: Deadline, awaitable: Awaitable[T]) -> T:
+async def await_within(deadline: Deadline, awaitable: Awaitable[T]) -> T:
     """Return the result of an awaitable, which is cancelled if the deadline ends.
 
     Raises `TimeoutError` of redis-py.
@@ -118,7 +119,7 @@ async def within(deadline: Deadline, awaitable: Awaitable[T]) -> T:
     finally:
         timer.cancel()
         if not future.cancel() and not future.cancelled():
-            future.exception()  # A caller that was cancelled does not ask for it.
+            future.exception()  # asyncio logs an exception that no caller has read.
         deadline.spend(began, deadline.left)
 
 
@@ -139,7 +140,7 @@ class SharedConnection:
         self._connection = connection
         self._loop_ended = loop_ended
         self._loop = asyncio.get_running_loop()
-        self._server = last_reply
+        self._last_reply_of_server = last_reply
         self._last_reply = LastReply()
         self._timeout = timeout
         self._watch: Countdown | None = None
@@ -166,9 +167,10 @@ class SharedConnection:
     async def open(self) -> None:
         """Connect."""
         await self._connection.connect()
-        # Nothing of the request that needs it first is kept by the task.
-        self._reader = self._loop.create_task(self._read(), context=Context())
-        self._reader._log_destroy_pending = False  # type: ignore[attr-defined] # A loop may be closed before it.
+        # In an empty context: the task must not keep values of the request that needs it first.
+        self._reader = self._loop.create_task(self._read_replies(), context=Context())
+        # The loop may be closed before the task ends, which asyncio would log.
+        self._reader._log_destroy_pending = False  # type: ignore[attr-defined]
         self._close_if_idle()
 
     def execute(
@@ -190,10 +192,10 @@ class SharedConnection:
         is_idle = not (self._waiting or self._to_send)
         self._to_send.append((command, future, deadline, Clock.monotonic()))
         if is_idle or len(self._to_send) == BATCH_SIZE:
-            self._send()
+            self._write_batch()
         elif len(self._to_send) == 1:
-            self._loop.call_soon(self._send)
-        if deadline.left < self._timeout:  # Otherwise the watch ends it.
+            self._loop.call_soon(self._write_batch)
+        if deadline.left < self._timeout:  # Otherwise `_watch` ends the wait.
             expire = partial(self._expire, future, deadline)
             timer = Countdown(self._loop, deadline.left, expire, self._last_reply)
             future.add_done_callback(lambda _: timer.cancel())
@@ -202,8 +204,8 @@ class SharedConnection:
     def _retry(
         self, command: Command[T], future: asyncio.Future[T], deadline: Deadline, began: float
     ) -> None:
-        """Send a command whose script the server did not have. It was not run."""
-        # Otherwise another caller has sent the source since, and this comes after that.
+        """Send a command again whose script the server did not have. It was not run."""
+        # If another caller has sent the source since, the server has it now.
         if began >= self._source_sent_at.get(command.program, 0.0):
             self._source_sent_at[command.program] = Clock.monotonic()
             command = command.with_source()
@@ -211,17 +213,19 @@ class SharedConnection:
         self.execute(command._replace(program=None), deadline, future)
 
     def _expire(self, future: asyncio.Future[Any], deadline: Deadline) -> None:
+        """End the wait of one caller. Other callers may still get their replies."""
         if not future.done():
             deadline.left = 0.0
             future.set_exception(RedisTimeoutError("no reply within the deadline"))
-            future.exception()  # A caller that was closed does not ask for it.
-            self.is_usable = False  # Other callers may still get their replies.
+            future.exception()  # asyncio logs an exception that no caller has read.
+            self.is_usable = False
 
-    def _send(self) -> None:
+    def _write_batch(self) -> None:
+        """Write the commands of callers that still wait, and begin to watch for replies."""
         if self.error is not None:
             return
         if not self._waiting:
-            self._last_reply.at = Clock.monotonic()  # Its silence begins now.
+            self._last_reply.at = Clock.monotonic()  # The server is silent from now on.
         commands = []
         for pending in self._to_send:
             command, future, _, _ = pending
@@ -239,18 +243,22 @@ class SharedConnection:
         if self._waiting:
             self.close(RedisTimeoutError("no reply within the deadline"))
 
-    async def _read(self) -> None:
+    async def _read_replies(self) -> None:
+        """Read the replies, in the order of the commands, until the connection is closed."""
         try:
             while True:
                 reply = await self._connection.read_reply()
                 if not self._waiting:
                     raise InvalidResponse("unexpected reply: no command is pending")
                 pending = self._waiting[0]
-                if pending[0].ahead:
+                command = pending[0]
+                if command.ahead:
                     next_reply = await self._connection.read_reply()
                     if not isinstance(reply, ResponseError):
                         reply = next_reply
-                self._last_reply.at = self._server.at = Clock.monotonic()
+                now = Clock.monotonic()
+                self._last_reply.at = now
+                self._last_reply_of_server.at = now
                 self._settle(pending, reply)
                 self._waiting.popleft()
                 if not (self.is_usable or self._waiting or self._to_send):
@@ -262,6 +270,7 @@ class SharedConnection:
                 raise
 
     def _settle(self, pending: PendingCommand, reply: Reply) -> None:
+        """Give a caller the answer to its command, or the error, or send the script's source."""
         command, future, deadline, began = pending
         deadline.left -= self._last_reply.at - began
         try:
@@ -296,17 +305,18 @@ class SharedConnection:
             self._watch.cancel()
         if not isinstance(error, Exception):
             error = RedisConnectionError("the event loop has ended")
-        behind = f"the connection was closed before the reply: {error}"
+        others_error = f"the connection was closed before the reply: {error}"
         for _, future, deadline, began in (*self._waiting, *self._to_send):
             if not future.done():
                 deadline.spend(began, deadline.left)
                 with suppress(RuntimeError):  # The loop is closed.
-                    future.set_exception(as_redis_error(error))
-                error = RedisConnectionError(behind)
+                    future.set_exception(to_redis_error(error))
+                error = RedisConnectionError(others_error)
         self._waiting.clear()
         self._to_send.clear()
 
     def _close_if_idle(self) -> None:
+        """Close the connection if it was not used for a while. Otherwise check again later."""
         left = IDLE_SECONDS - (Clock.monotonic() - self._last_reply.at)
         if left <= 0 and not self._waiting:
             self.close()
@@ -350,10 +360,14 @@ class LoopConnections:
         """
         connection = self._connection
         if connection is None or not connection.is_ready:
-            return self._exchange_anew(command, deadline)
+            return self._connect_and_execute(command, deadline)
         return connection.execute(command, deadline)
 
-    async def _exchange_anew(self, command: Command[T], deadline: Deadline) -> T:
+    async def _connect_and_execute(self, command: Command[T], deadline: Deadline) -> T:
+        """Send a command on a new connection, unless the present one turns out to be usable.
+
+        All callers wait for the same task that connects.
+        """
         for _ in range(3):  # The loop notices if the server has closed the connection.
             await asyncio.sleep(0)
         while (connection := self._connection) is None or not connection.is_usable:
@@ -364,15 +378,16 @@ class LoopConnections:
                     lambda task: task.cancelled() or task.exception()
                 )
             try:
-                await within(deadline, asyncio.shield(self._connecting))
+                await await_within(deadline, asyncio.shield(self._connecting))
             except (RedisError, OSError, RuntimeError) as error:  # No thread can be started.
                 if is_first or deadline.is_over:
-                    raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
+                    raise to_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
                 self._check()
             deadline.extend()
         return await connection.execute(command, deadline)
 
     async def _connect(self) -> None:
+        """Open the connection to the server, or to the master that a Sentinel names."""
         deadline = Deadline(self._timeout)
         params = self._params
         try:
@@ -382,7 +397,7 @@ class LoopConnections:
                 params.async_connection(), self._last_reply, self._timeout, self._loop_ended
             )
             try:
-                await within(deadline, connection.open())
+                await await_within(deadline, connection.open())
                 deadline.extend()
                 if params.sentinels:
                     await connection.execute(role_command(), deadline)
@@ -403,7 +418,8 @@ class AsyncConnections:
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
-        # To close them would take them out of the selector, which a child shares with its parent.
+        # To close the connections would take them out of the selector, which a child shares with
+        # its parent.
         leave_to_parent(self._loops)
         self._loops = {}
 
@@ -413,7 +429,7 @@ class AsyncConnections:
         connections = self._loops.get(loop)
         if connections is None:
             for other in list(self._loops):
-                if other.is_closed():  # Perhaps in the middle of something.
+                if other.is_closed():
                     with suppress(KeyError):  # Another thread was faster.
                         self._loops.pop(other).close()
             # A loop that has ended is dropped at once: it may refer to its last requests.

@@ -53,14 +53,13 @@ def kind_of(error: BaseException) -> Kind:
     if isinstance(error, ResponseError):
         return "answered"
     # A connection that could not be made in time has a timeout as its cause.
-    if isinstance(error, (TimeoutError, RedisTimeoutError)) or isinstance(
-        error.__cause__, (TimeoutError, RedisTimeoutError)
-    ):
-        return "timeout"
+    for each in (error, error.__cause__):
+        if isinstance(each, (TimeoutError, RedisTimeoutError)):
+            return "timeout"
     return "connection"
 
 
-def as_store_error(error: Exception) -> StoreError:
+def to_store_error(error: Exception) -> StoreError:
     """Convert an error of redis-py or of the operating system to a `StoreError`.
 
     Without a password, a server rejects a long command before it parses the command, by an error
@@ -90,7 +89,7 @@ class Failures:
             self._counts[kind] += 1
 
     def take(self) -> Counter[str]:
-        """Return the counts since the last call."""
+        """Return the counts since the last call, and count anew."""
         with self._lock:
             counts = self._counts
             self._counts = Counter()
@@ -124,7 +123,7 @@ class Availability:
         self.is_paused = False
         """Whether no command is sent at the moment."""
         self._pause = FIRST_PAUSE
-        self._task = Task("availability", self._try, delay=self._next_pause)
+        self._task = Task("availability", self._run_trial, delay=self._lengthen_pause)
         self._begin()
         renew_after_fork(self._begin)
 
@@ -132,7 +131,7 @@ class Availability:
         self._lock = threading.Lock()
 
     def may_send(self) -> bool:
-        """Return whether a command may be sent."""
+        """Return whether a command may be sent. During a pause, ensure that trials are made."""
         if not self.is_paused:
             return True
         if not self._task.is_running:  # In a forked child, or if no thread could be started.
@@ -156,14 +155,16 @@ class Availability:
                 self.failures = 0
                 self.is_paused = False
 
-    def _try(self) -> float | None:
+    def _run_trial(self) -> float | None:
+        """End the pause if the server answers. Return the seconds until the next trial, or None."""
         if self.is_paused and self._answers():
             self.record_reply()
         if not self.is_paused:
             return None
-        return self._next_pause()
+        return self._lengthen_pause()
 
-    def _next_pause(self) -> float:
+    def _lengthen_pause(self) -> float:
+        """Return the seconds until a trial, and make the next ones more."""
         pause = self._pause * chance.uniform(0.75, 1.25)
         self._pause = min(self._pause * GROWTH, MAX_PAUSE)
         return pause

@@ -18,15 +18,15 @@ from ..exceptions import StoreError
 from ..limits.call import StaleRules
 from ..process import Clock
 from ..process.forks import chance
-from .availability import as_store_error
+from .availability import to_store_error
 from .commands import (
     Command,
     Unreachable,
-    as_redis_error,
     encode,
     master_command,
     plain_command,
     role_command,
+    to_redis_error,
 )
 from .connection_params import ConnectionParams
 from .deadline import Deadline, LastReply
@@ -40,6 +40,9 @@ class Connection:
     """One connection, used by one thread at a time.
 
     It connects with the first exchange, and again after an error.
+
+    - `redis_connection`: the connection of redis-py; None if it is not connected;
+    - `used_at`: the end of the last exchange (monotonic).
     """
 
     def __init__(self, params: ConnectionParams, last_reply: LastReply) -> None:
@@ -95,13 +98,12 @@ class Connection:
 
         With `has_token`, the reply contains a token that proves that it belongs to the command.
         """
-        # `Exchange.begin`, inlined: it is on the way of every hit.
+        # `Exchange.begin`, inlined, because every hit does it.
         exchange = self.exchange
         exchange.deadline = deadline
         exchange.received = 0
         exchange.cpu = 0.0
-        # Input that belongs to no command is the server hanging up, or was not meant for us.
-        # redis-py may have read some of it already.
+        # Input before the command is the end of the connection, or a reply to another command.
         if (
             self.redis_connection is None
             or self._has_input()
@@ -116,25 +118,28 @@ class Connection:
         self.redis_connection = None
 
     def _send(self, command: Command[T]) -> T:
+        """Send a command on the open connection, and return the answer."""
         connection = self.redis_connection
         connection.send_packed_command((command.ahead + command.data,), check_health=False)
         if command.ahead:
             try:
                 connection.read_response(disable_decoding=True)
             except ResponseError:
-                self.close()  # There is another reply.
+                self.close()  # The reply to the command itself is not read.
                 raise
         reply = connection.read_response(disable_decoding=True)
         self._last_reply.at = Clock.monotonic()
         return command.read(reply)
 
     def _close_after(self, error: BaseException) -> BaseException:
+        """Close the connection, unless the error is a complete reply. Return the error to raise."""
         # A server that turns out to be a replica has to be replaced by the master.
         if not isinstance(error, (ResponseError, StaleRules)) or isinstance(error, ReadOnlyError):
             self.close()
-        return as_redis_error(error)
+        return to_redis_error(error)
 
     def _connect(self, deadline: Deadline) -> None:
+        """Connect to the server, or to the master that a Sentinel names. Raises `Unreachable`."""
         self.close()
         try:
             params = find_master(self._params, deadline)
@@ -145,7 +150,7 @@ class Connection:
                 self._send(role_command())
         except BaseException as error:
             self.close()
-            raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
+            raise to_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
         deadline.extend()
         flusher.start()  # It closes the connection when it is idle.
 
@@ -201,6 +206,7 @@ class Subscription:
     """
 
     _twin: socket.socket | None = None
+    """A copy of the socket, by which other threads check for messages."""
 
     def __init__(self, channel: bytes, deadline: Deadline) -> None:
         self.channel = channel
@@ -213,10 +219,10 @@ class Subscription:
         self._pinged_at = float("-inf")
         self._is_open = self._is_pinged = False
         try:
-            # To no subscriber. It fails for a user without the right to publish, which other
-            # processes then lack as well.
+            # A test, which no process receives. It fails for a user without the right to publish,
+            # which other processes then lack as well.
             self._subscriber.execute(plain_command(b"PUBLISH", channel + b":test", b""), deadline)
-            self._send(encode(b"SUBSCRIBE", channel))
+            self._send_bytes(encode(b"SUBSCRIBE", channel))
             if not deadline.wait(self._read_confirmation):
                 raise RedisConnectionError("no reply to SUBSCRIBE")
             sock = self._connection.deadline_socket.sock
@@ -231,15 +237,16 @@ class Subscription:
         It neither waits nor receives. It is for other threads, because the receiving thread may
         have to wait for the interpreter.
         """
+        if self._twin is None:
+            return False
         try:
-            # If the connection is encrypted, an answer to our PING looks like a message.
-            return (
-                self._twin is not None and self._twin.recv(len(PONG) + 1, socket.MSG_PEEK) != PONG
-            )
+            arrived = self._twin.recv(len(PONG) + 1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
             return True
+        # If the connection is encrypted, an answer to a PING looks like a message.
+        return arrived != PONG
 
     def receive(self, seconds: float) -> list[bytes]:
         """Wait for messages for at most `seconds`, and return them.
@@ -252,10 +259,10 @@ class Subscription:
             if not self._is_pinged and now - self._pinged_at >= PING_SECONDS:
                 self._pinged_at = now
                 self._is_pinged = True
-                self._send(encode(b"PING"))
-            messages = self._read(min(seconds, PING_SECONDS))
-            # By the time before it was read: this process may have stood still, and the answer be
-            # there.
+                self._send_bytes(encode(b"PING"))
+            messages = self._read_messages(min(seconds, PING_SECONDS))
+            # `now` is earlier than the read: this process may have stood still, and the answer may
+            # have arrived meanwhile.
             if self._is_pinged and now - self._pinged_at > SILENT_SECONDS:
                 raise RedisConnectionError("the server does not reply")
         except (RedisError, OSError) as error:
@@ -269,7 +276,7 @@ class Subscription:
             self._twin.close()
 
     def __del__(self) -> None:
-        # Of one that was dropped, as after a fork. The connection closes itself.
+        # If it was dropped, as after a fork. The connection closes itself.
         if self._twin is not None:
             self._twin.close()
 
@@ -287,17 +294,17 @@ class Subscription:
 
     def _close_after(self, error: Exception) -> StoreError:
         self.close()
-        return as_store_error(error)
+        return to_store_error(error)
 
-    def _send(self, data: bytes) -> None:
+    def _send_bytes(self, data: bytes) -> None:
         self._subscriber.exchange.begin(Deadline(SILENT_SECONDS))
         self._connection.send_packed_command((data,), check_health=False)
 
     def _read_confirmation(self, seconds: float) -> bool:
-        self._read(seconds)
+        self._read_messages(seconds)
         return self._is_open
 
-    def _read(self, seconds: float) -> list[bytes]:
+    def _read_messages(self, seconds: float) -> list[bytes]:
         """Return the first message that arrives within this time, and all that arrive with it."""
         messages: list[bytes] = []
         while True:

@@ -70,7 +70,7 @@ MAP_SECONDS = 0.2
 TRY_AGAIN = 0.005
 """Seconds between two attempts while a hash slot moves and some keys of a call do not exist yet."""
 _ASKING = encode(b"ASKING")
-_WHERE = encode(b"CLUSTER", b"SLOTS")
+_CLUSTER_SLOTS = encode(b"CLUSTER", b"SLOTS")
 
 
 SendToNode = Callable[[Address, Command[Any], Deadline, float], Awaitable[Any]]
@@ -132,28 +132,35 @@ class Cluster:
                 answer: T = await send(address, command._replace(ahead=ahead), deadline, pause)
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
-                if isinstance(error, TryAgainError) and deadline.left > TRY_AGAIN:
-                    deadline.left -= TRY_AGAIN
-                    attempt = Attempt(address, ahead, TRY_AGAIN)
-                    continue
-                redirections += 1
-                if isinstance(error, AskError):
-                    attempt = self._redirect(slot, address, error)
-                    continue
-                if _is_without_node(error):
-                    other = await self._find_other_holder(slot, address, deadline, send)
-                    if other is not None:
-                        attempt = Attempt(other)
-                        continue
-                elif not isinstance(error, ResponseError):
-                    self._failing.add(address)
-                raise
-            self._failing.discard(address)
-            return answer
+                next_attempt = await self._next_attempt(slot, attempt, error, deadline, send)
+                if next_attempt is None:
+                    raise
+                if not isinstance(error, TryAgainError):
+                    redirections += 1
+                attempt = next_attempt
+            else:
+                self._failing.discard(address)
+                return answer
         raise RedisConnectionError(f"the cluster redirected a command {MAX_REDIRECTIONS} times")
 
+    async def _next_attempt(
+        self, slot: int, attempt: Attempt, error: Exception, deadline: Deadline, send: SendToNode
+    ) -> Attempt | None:
+        """Return the attempt after one that has failed, or None if the command has failed."""
+        if isinstance(error, TryAgainError) and deadline.left > TRY_AGAIN:
+            deadline.left -= TRY_AGAIN
+            return attempt._replace(pause=TRY_AGAIN)
+        if isinstance(error, AskError):
+            return self._redirect(slot, attempt.address, error)
+        if _is_without_node(error):
+            holder = await self._find_other_holder(slot, attempt.address, deadline, send)
+            return None if holder is None else Attempt(holder)
+        if not isinstance(error, ResponseError):
+            self._failing.add(attempt.address)
+        return None
+
     def _redirect(self, slot: int, address: Address, error: AskError) -> Attempt:
-        """Return the attempt to which a node redirects a command."""
+        """Return the attempt to which a node redirects a command, and store a moved hash slot."""
         to = (error.host or address[0], error.port)
         if not isinstance(error, MovedError):  # A subclass of `AskError`.
             return Attempt(to, _ASKING)
@@ -180,8 +187,8 @@ class Cluster:
         last_error: Exception = RedisConnectionError("no node of the cluster could be reached")
         for address, share in deadline.shares(self._candidates()):
             try:
-                learn = partial(self._learn, source=address)
-                await send(address, Command(_WHERE, learn), share, 0.0)
+                store_map = partial(self._store_map, source=address)
+                await send(address, Command(_CLUSTER_SLOTS, store_map), share, 0.0)
             except (RedisError, OSError) as error:
                 last_error = error
             else:
@@ -192,23 +199,26 @@ class Cluster:
             ) from last_error
 
     def _candidates(self) -> list[Address]:
+        """Return a few nodes to read the map from, in random order, the failing ones last."""
         nodes = [*self.masters, *self._others]
         chance.shuffle(nodes)
-        every = dict.fromkeys([*nodes, *self._first])
-        return sorted(every, key=lambda address: address in self._failing)[:5]
+        distinct = dict.fromkeys([*nodes, *self._first])
+        return sorted(distinct, key=lambda address: address in self._failing)[:5]
 
     def _may_read_map(self) -> bool:
+        """Begin a reading of the map, unless the last one began just now. Return whether it may."""
         now = Clock.monotonic()
         if now - self._read_at < MAP_SECONDS:
             return False
         self._read_at = now
         return True
 
-    def _learn(self, reply: Reply, source: Address) -> None:
+    def _store_map(self, reply: Reply, source: Address) -> None:
+        """Store the map of hash slots that a node has returned. Raises `ResponseError`."""
         masters: list[Address | None] = [None] * SLOTS
         others: set[Address] = set()
         for first, last, *nodes in reply:
-            # A node without a known host is the one that was asked.
+            # A node without a host is the one that replies.
             addresses = [((node[0] or b"").decode() or source[0], int(node[1])) for node in nodes]
             masters[first : last + 1] = [addresses[0]] * (last + 1 - first)
             others.update(addresses[1:])
@@ -249,6 +259,7 @@ def _with_kind(error: Exception) -> Exception:
 
 
 def _is_without_node(error: Exception) -> bool:
+    """Return whether no node has executed a command, because none has its hash slot."""
     is_down = isinstance(error, ClusterDownError) and not isinstance(error, MasterDownError)
     return is_down or isinstance(error, Unreachable)
 
@@ -291,13 +302,13 @@ class ShardedStore(Store):
         self._cluster = Cluster(params.nodes)
 
     def decide(self, call: Call, deadline: Deadline | None = None) -> Decision:
-        return _complete(self._decide(call, self._blocking(deadline)))
+        return _run_blocking(self._decide(call, self._blocking(deadline)))
 
     def adecide(self, call: Call, deadline: Deadline | None = None) -> Awaitable[Decision]:
         return self._decide(call, self._awaiting(deadline))
 
     def reset(self, call: Call) -> int:
-        return _complete(self._reset(call, self._blocking()))
+        return _run_blocking(self._reset(call, self._blocking()))
 
     def areset(self, call: Call) -> Awaitable[int]:
         return self._reset(call, self._awaiting())
@@ -307,7 +318,7 @@ class ShardedStore(Store):
         return self._cluster.masters
 
     def _exchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
-        return _complete(self._blocking(deadline)(slot_of(command.key), command))
+        return _run_blocking(self._blocking(deadline)(slot_of(command.key), command))
 
     def _exchange_all(
         self, commands: Iterable[Command[T]], deadline: Deadline | None = None
@@ -327,6 +338,7 @@ class ShardedStore(Store):
         return self._cluster.master(slot_of(key))
 
     async def _decide(self, call: Call, send: Send) -> Decision:
+        """Compare the rules if the call has no charges; otherwise decide its limits."""
         if not call.charges:
             return await send(slot_of(call.fence), decision_command(call))
         # The rules are in another hash slot.
@@ -363,6 +375,7 @@ class ShardedStore(Store):
         )
 
     async def _reset(self, call: Call, send: Send) -> int:
+        """Delete the state of every limit, and notify all processes."""
         deleted = 0
         keys = call.state_keys()
         places_by_slot = _places_by_slot(keys)
@@ -375,6 +388,7 @@ class ShardedStore(Store):
         return deleted
 
     def _blocking(self, deadline: Deadline | None = None) -> Send:
+        """Return the function that sends the commands of one call, and blocks this thread."""
         deadline = self._deadline(deadline)
         page = current_page()
         if page is not None:
@@ -382,11 +396,13 @@ class ShardedStore(Store):
         return partial(self._execute, self._send, deadline)
 
     def _awaiting(self, deadline: Deadline | None = None) -> Send:
+        """Return the function that sends the commands of one call from a coroutine."""
         return partial(self._execute, self._asend, self._deadline(deadline))
 
     async def _execute(
         self, send: SendToNode, deadline: Deadline, slot: int, command: Command[T]
     ) -> T:
+        """Send a command to the node of a hash slot, and report whether it failed."""
         try:
             answer = await self._cluster.exchange(slot, command, deadline, send)
         except (RedisError, OSError) as error:
@@ -419,11 +435,12 @@ class ShardedStore(Store):
         return answer
 
     def _record_reply(self, node: Address | None = None) -> None:
+        """Drop what belongs to nodes that have left the cluster, and record the reply."""
         for address in list(self._nodes.keys() - self._cluster.nodes):
             gone = self._nodes.pop(address, None)
             if gone is not None:
                 gone.close()
-        with self._lock:  # A node that is not a master any more need not answer.
+        with self._lock:  # A node that is no longer a master need not reply.
             self._failing &= self._cluster.masters
         super()._record_reply(node)
 
@@ -435,15 +452,16 @@ async def _decide_part(
     charges = [call.charges[place] for place in places]
     is_hit = call.operation == "hit"
     if is_hit and call.partial and decided:
-        most = decided[-1].decision.granted or 1  # A refused partial hit counts one unit.
-        charges = [charge._replace(cost=min(charge.cost, most)) for charge in charges]
+        granted = decided[-1].decision.granted or 1  # A refused partial hit counts one unit.
+        charges = [charge._replace(cost=min(charge.cost, granted)) for charge in charges]
     part = call._replace(charges=charges)
     if is_hit and not all(each.decision.allowed for each in decided):
         refuses = Charge(REFUSES, charges[0].digest)
         part = call._replace(charges=[*charges, refuses], partial=False)
     decision = await send(slot, decision_command(part))
     states = decision.limits[: len(places)]  # Without that of `REFUSES`.
-    return HashSlotDecision(slot, decision, list(map(DecidedLimit, places, charges, states)))
+    limits = [DecidedLimit(*each) for each in zip(places, charges, states, strict=False)]
+    return HashSlotDecision(slot, decision, limits)
 
 
 async def _refund(
@@ -478,18 +496,19 @@ def _units_to_refund(call: Call, part: HashSlotDecision, charge: Charge, keep: i
     """Return the units that a charge has taken, less those to keep."""
     if call.operation != "hit" or not part.decision.allowed:
         return 0
-    taken = charge.cost
-    if call.partial:
-        taken = part.decision.granted
-    if charge.limit.count_denied and not keep:  # Refused hits count: all units, or one if partial.
-        return taken - 1 if call.partial else 0
-    return taken - keep
+    taken = part.decision.granted if call.partial else charge.cost
+    is_refused_hit_counted = charge.limit.count_denied and keep == 0
+    if not is_refused_hit_counted:
+        return taken - keep
+    if call.partial:  # A refused partial hit counts one unit.
+        return taken - 1
+    return 0
 
 
-def _complete(work: Coroutine[Any, Any, T]) -> T:
+def _run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that blocks instead of suspending itself."""
     try:
-        work.send(None)
+        coroutine.send(None)
     except StopIteration as finished:
         result: T = finished.value
         return result
@@ -497,6 +516,7 @@ def _complete(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _places_by_slot(keys: Sequence[bytes]) -> dict[int, list[int]]:
+    """Return the positions of keys by their hash slots."""
     places: dict[int, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(place)

@@ -24,7 +24,7 @@ DIGEST_SIZE = 32
 """Bytes of the digest of an identity."""
 
 
-_PART = b"$%d\r\n%b\r\n".__mod__
+_encode_part = b"$%d\r\n%b\r\n".__mod__
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -39,8 +39,8 @@ class Form(NamedTuple):
     template: bytes
 
 
-_forms: dict[tuple[object, ...], Form] = {}
-"""The forms, by the shape of their calls."""
+_forms: dict[tuple[object, ...], Form | None] = {}
+"""The forms, by the shape of their calls. None: the call has no form."""
 
 Address = tuple[str, int]
 Reply = Any
@@ -63,7 +63,7 @@ def encode(*parts: bytes) -> bytes:
 
 
 def _encode_parts(*parts: bytes) -> bytes:
-    return b"".join(map(_PART, zip(map(len, parts), parts, strict=True)))
+    return b"".join([_encode_part((len(part), part)) for part in parts])
 
 
 class Command(NamedTuple, Generic[T_co]):
@@ -101,46 +101,58 @@ def decision_command(call: Call) -> Command[Decision]:
     """Return the command that decides a call. The answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     read = partial(call.read, token=token)
-    is_usual = call.now is None and call.hit_at is None and not call.slot
-    is_usual = is_usual and len(call.charges) <= MAX_LIMITS
+    form, digests = _find_form(call)
+    if form is not None:
+        data = form.template % (*digests, token)
+        return Command(data, read, b"", form.program, has_token=True)
+    program = program_for(call.algorithms)
+    keys = call.keys()
+    data = encode(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *call.args(token))
+    return Command(data, read, b"", program, has_token=True)
+
+
+def _find_form(call: Call) -> tuple[Form | None, Sequence[bytes]]:
+    """Return the form of a call and the digests that complete it; None: it is encoded as a whole.
+
+    That is for calls whose arguments differ each time (by a moment, a slot or the calendar), and
+    for large ones.
+    """
+    if call.now is not None or call.hit_at is not None or call.slot:
+        return None, ()
     limits: tuple[tuple[str, int], ...] = ()
     digests: tuple[bytes, ...] = ()
     for limit, digest, cost in call.charges:
+        if cost > MAX_UNITS or not limit.packed or len(limits) == MAX_LIMITS:
+            return None, ()
         limits += ((limit.text, cost),)
         digests += (digest,)
         if limit.ban is not None and call.decides_bans:  # Its key follows that of the count.
             digests += (digest,)
-        is_usual = is_usual and cost <= MAX_UNITS and limit.packed != b""
-    if is_usual:
-        shape = (limits, call[1:])
-        form = _forms.get(shape)
-        if form is None:
-            if len(_forms) >= MAX_FORMS:
-                _forms.clear()
-            form = _forms[shape] = _build_form(call)
-        if form.template:
-            text = form.template % (*digests, token)
-            return Command(text, read, b"", form.program, has_token=True)
-    program = program_for(call.algorithms)
-    keys = call.keys()
-    text = encode(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *call.args(token))
-    return Command(text, read, b"", program, has_token=True)
+    shape = (limits, call[1:])
+    form = _forms.get(shape)
+    if form is None and shape not in _forms:
+        form = _build_form(call)
+        if len(_forms) >= MAX_FORMS:
+            _forms.clear()
+        _forms[shape] = form
+    return form, digests
 
 
-def _build_form(call: Call) -> Form:
-    """Return the form of a call. Its template is empty if two of its limits have one key part."""
+def _build_form(call: Call) -> Form | None:
+    """Return the form of a call; None if two of its limits have one key part."""
     program = program_for(call.algorithms)
     parts = [part for limit, _, _ in call.charges for part in call.key_parts(limit)]
     if len(set(parts)) < len(parts):
-        return Form(program, b"")
+        return None
     keys = [_key_template(call.prefix, part) for part in parts]
     if call.revision is not None:
         keys.append(_escape(_encode_parts(call.fence)))
-    args = call.args()[:-1]
-    count = 3 + len(keys) + len(args) + 1
-    start = b"*%d\r\n%b" % (count, _encode_parts(b"EVALSHA", program.sha, b"%d" % len(keys)))
-    end = b"$%d\r\n%%b\r\n" % TOKEN_SIZE
-    return Form(program, start + b"".join(keys) + _escape(_encode_parts(*args)) + end)
+    *args, _token = call.args()
+    words = (b"EVALSHA", program.sha, b"%d" % len(keys))
+    count = len(words) + len(keys) + len(args) + 1
+    start = b"*%d\r\n%b" % (count, _encode_parts(*words))
+    token = b"$%d\r\n%%b\r\n" % TOKEN_SIZE
+    return Form(program, start + b"".join(keys) + _escape(_encode_parts(*args)) + token)
 
 
 def _key_template(prefix: bytes, part: bytes) -> bytes:
@@ -150,6 +162,7 @@ def _key_template(prefix: bytes, part: bytes) -> bytes:
 
 
 def _escape(text: bytes) -> bytes:
+    """Return bytes for a template, in which a percent sign begins a placeholder."""
     return text.replace(b"%", b"%%")
 
 
@@ -173,14 +186,14 @@ def reset_command(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Com
         keys = []
     message = b" ".join([RESET, *dict.fromkeys(charge.digest for charge in call.charges)])
     parts = (b"EVAL", _RESET, b"%d" % len(keys), *keys, channel, message)
-    return Command(encode(*parts), _whole_number)
+    return Command(encode(*parts), _read_whole_number)
 
 
 def plain_command(*parts: bytes) -> Command[Reply]:
     """Return the command for any other command. The answer is its reply."""
 
     def read(reply: Reply) -> Reply:
-        # Requests wait for this one, which loads the rules.
+        # HMGET loads the rules, which requests wait for: a wrong reply must be an error here.
         if parts[0] == b"HMGET" and not (isinstance(reply, list) and len(reply) == len(parts) - 2):
             raise InvalidResponse(f"unexpected reply to HMGET: {reply!r:.80}")
         return reply
@@ -212,7 +225,10 @@ def master_command(service: str) -> Command[Address | None]:
     """
 
     def read(reply: Reply) -> Address | None:
-        return reply and (reply[0].decode(), int(reply[1]))
+        if not reply:
+            return None
+        host, port = reply
+        return host.decode(), int(port)
 
     return Command(encode(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.encode()), read)
 
@@ -229,26 +245,25 @@ def role_command() -> Command[None]:
     return Command(encode(b"ROLE"), read)
 
 
-def _whole_number(reply: object) -> int:
+def _read_whole_number(reply: object) -> int:
     if not isinstance(reply, int) or reply < 0:
         raise InvalidResponse(f"unexpected reply, not a whole number: {reply!r:.80}")
     return reply
 
 
-def as_redis_error(
+def to_redis_error(
     error: BaseException, kind: type[RedisConnectionError] = RedisConnectionError
 ) -> BaseException:
     """Return the error to raise after another error has ended an exchange.
 
     An error of another library becomes one of redis-py's, because a reply that cannot be parsed is
-    no answer.
+    no answer. If a `kind` is given, errors of redis-py become that kind as well, except those that
+    a server has sent.
     """
-    if not isinstance(error, Exception) or isinstance(error, StaleRules):
+    if not isinstance(error, Exception) or isinstance(error, (StaleRules, ResponseError, kind)):
         return error
-    if isinstance(error, RedisError) and (
-        kind is RedisConnectionError or isinstance(error, (kind, ResponseError))
-    ):
+    if isinstance(error, RedisError) and kind is RedisConnectionError:
         return error
-    broken = kind(f"{type(error).__name__}: {error}")
-    broken.__cause__ = error
-    return broken
+    converted = kind(f"{type(error).__name__}: {error}")
+    converted.__cause__ = error
+    return converted

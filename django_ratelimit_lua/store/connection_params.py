@@ -88,7 +88,7 @@ class ConnectionParams(NamedTuple):
             raise ImproperlyConfigured(f"RATELIMIT_USE_CACHE: {problem}")
         client: DefaultClient = caches[name].client  # type: ignore[attr-defined]
         pools = redis_py.pools_of(client)
-        service, watchers = redis_py.sentinel_pools_of(pools[0])
+        service, sentinel_pools = redis_py.sentinel_pools_of(pools[0])
         nodes: tuple[Address, ...] = ()
         if isinstance(client.connection_factory, ClusterConnectionFactory):
             nodes = tuple(address_of(pool) for pool in pools)
@@ -96,15 +96,15 @@ class ConnectionParams(NamedTuple):
             max_connections=min(pools[0].max_connections, MAX_CONNECTIONS),
             nodes=nodes,
             service=service,
-            sentinels=tuple(cls._of_pool(name, pool) for pool in watchers),
+            sentinels=tuple(cls._of_pool(name, pool) for pool in sentinel_pools),
         )
 
     @classmethod
     def _of_pool(cls, name: str, pool: ConnectionPool) -> ConnectionParams:
+        """Return the parameters of a pool's server, without those of the alias."""
         given = pool.connection_kwargs
-        return cls(
-            name, redis_py.class_of(pool), {key: given[key] for key in given.keys() & OPTIONS}
-        )
+        options = {option: given[option] for option in given.keys() & OPTIONS}
+        return cls(name, redis_py.class_of(pool), options)
 
     def at(self, address: Address) -> ConnectionParams:
         """Return these parameters for another server: a node of the cluster, or the master."""
@@ -137,22 +137,20 @@ def why_unusable(alias: str) -> str | None:
     if alias not in caches.settings:
         return f"CACHES has no alias {alias!r}"
     try:
-        return _problem(alias, caches[alias])
+        return _find_problem(alias, caches[alias])
     except Exception as error:  # Bad settings raise anything in Django, django-redis and redis-py.
         return f"CACHES[{alias!r}] cannot be used: {str(error) or type(error).__name__}"
 
 
-def _problem(alias: str, cache: object) -> str | None:
+def _find_problem(alias: str, cache: object) -> str | None:
+    """Return why limits cannot use a cache, or None. Raises anything for invalid options."""
     if not isinstance(cache, RedisCache):
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
         return f"CACHES[{alias!r}] is {kind}: must be django_redis.cache.RedisCache"
     if not cache._server:  # django-redis would connect to a default server.
         return f"CACHES[{alias!r}] has no LOCATION; name the server, such as 'redis://127.0.0.1:6379/0'"
     client = cache.client
-    is_known = isinstance(client, SentinelClient) or (
-        isinstance(client, DefaultClient) and type(client).connect is DefaultClient.connect
-    )
-    if not is_known:
+    if not _is_supported(client):
         kinds = "django_redis.client.DefaultClient or SentinelClient"
         return f"CACHES[{alias!r}] uses {type(client).__name__}; use {kinds}"
     if redis_py.uses_fakeredis(client):
@@ -160,19 +158,31 @@ def _problem(alias: str, cache: object) -> str | None:
         return (
             f"CACHES[{alias!r}] uses fakeredis, which limits cannot use; in tests, start {server}"
         )
+    return _find_problem_of_options(alias, client)
+
+
+def _is_supported(client: object) -> bool:
+    """Return whether a client is django-redis's own. A subclass that connects by itself is not."""
+    if isinstance(client, SentinelClient):
+        return True
+    return isinstance(client, DefaultClient) and type(client).connect is DefaultClient.connect
+
+
+def _find_problem_of_options(alias: str, client: DefaultClient) -> str | None:
+    """Return why limits cannot use the options of a client, or None."""
     pools = redis_py.pools_of(client)
     given = pools[0].connection_kwargs
     # To ignore an option of TLS would check less than the project requires.
-    unknown = sorted(
-        name for name in given.keys() - OPTIONS if name.startswith("ssl_") and given[name]
-    )
+    unknown = [name for name in given.keys() - OPTIONS if name.startswith("ssl_") and given[name]]
     if unknown:
-        return f"CACHES[{alias!r}] connects with {', '.join(unknown)}, which limits do not support"
-    for params in (ConnectionParams._of_pool(alias, pool) for pool in pools):
-        params.connection(redis_py.Exchange())
-    if isinstance(client.connection_factory, ClusterConnectionFactory):
-        if given.get("db"):
-            return f"CACHES[{alias!r}] names database {given['db']}; a cluster has only database 0"
-        if "host" not in given:
-            return f"CACHES[{alias!r}] is a cluster; name its nodes by redis:// or rediss://"
+        names = ", ".join(sorted(unknown))
+        return f"CACHES[{alias!r}] connects with {names}, which limits do not support"
+    for pool in pools:  # redis-py rejects invalid options.
+        ConnectionParams._of_pool(alias, pool).connection(redis_py.Exchange())
+    if not isinstance(client.connection_factory, ClusterConnectionFactory):
+        return None
+    if given.get("db"):
+        return f"CACHES[{alias!r}] names database {given['db']}; a cluster has only database 0"
+    if "host" not in given:
+        return f"CACHES[{alias!r}] is a cluster; name its nodes by redis:// or rediss://"
     return None

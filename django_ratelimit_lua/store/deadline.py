@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import TypeVar
 
 from ..exceptions import StoreError
@@ -61,9 +62,9 @@ class Deadline:
         """Return the seconds that one wait may take."""
         return max(0.0, min(self.left, self.slice))
 
-    def spend(self, began: float, longest: float) -> None:
-        """Count a wait that began at this moment (monotonic), as at most `longest` seconds."""
-        self.left -= min(Clock.monotonic() - began, longest)
+    def spend(self, began: float, max_seconds: float) -> None:
+        """Count a wait that began at this moment (monotonic), as at most `max_seconds`."""
+        self.left -= min(Clock.monotonic() - began, max_seconds)
 
     def extend(self) -> None:
         """Leave time for one more reply, because Redis has just replied.
@@ -88,11 +89,11 @@ class Deadline:
     def share(self, among: int) -> Deadline:
         """Return a part of the time left, for one of several servers that are called in turn.
 
-        See `count`.
+        `spend_share` counts what was spent of it.
         """
         return Deadline(max(self.left, 0.0) / among)
 
-    def count(self, share: Deadline) -> None:
+    def spend_share(self, share: Deadline) -> None:
         """Count the time that a share has spent."""
         self.left -= share.whole - max(share.left, 0.0)
 
@@ -108,7 +109,7 @@ class Deadline:
             try:
                 yield item, share
             finally:
-                self.count(share)
+                self.spend_share(share)
 
 
 class LastReply:
@@ -120,18 +121,10 @@ class LastReply:
         self.at = float("-inf")
 
 
-_last: Deadline | None = None
-
-
+@cache
 def exit_deadline() -> Deadline:
-    """Return the time left for everything that a process writes when it ends.
-
-    It starts with the first call.
-    """
-    global _last
-    if _last is None:
-        _last = Deadline(EXIT_SECONDS)
-    return _last
+    """Return the one deadline for everything that a process writes when it ends."""
+    return Deadline(EXIT_SECONDS)
 
 
 class PageDeadline:
@@ -147,7 +140,7 @@ class PageDeadline:
         self.error: StoreError | None = None
 
     def limit(self, deadline: Deadline) -> Deadline:
-        """Return the deadline for the next call.
+        """Return the deadline of the next call, limited to that of a page.
 
         Raises:
             StoreError: A call before it had no reply.

@@ -47,20 +47,26 @@ class Flusher(Task):
             self._flushes.append(flush)
 
     def _flush_all(self) -> float | None:
+        """Call all functions. Return the seconds until the next time, or None if there is none.
+
+        Raises the last error of a function after all were called.
+        """
         error: Exception | None = None
-        comes_again = False
+        is_needed_again = False
         for flush in self._flushes:
             try:
-                comes_again = flush(None) or comes_again
+                if flush(None):
+                    is_needed_again = True
             except Exception as raised:
                 error = raised
         if error is not None:
-            raise error.with_traceback(None)  # The log reports it once, and the list of tasks.
-        if not comes_again:
+            raise error.with_traceback(None)  # `Task.error` keeps it, without the frames.
+        if not is_needed_again:
             return None
         return FLUSH_SECONDS
 
     def _flush_last(self) -> None:
+        """Call all functions once more, because the process ends."""
         deadline = exit_deadline()
         for flush in self._flushes:
             with suppress(Exception):

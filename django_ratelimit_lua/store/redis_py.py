@@ -52,7 +52,7 @@ LARGE = 65_536
 """From this number of bytes on, the time that it takes to read a reply counts, not only the wait
 for it.
 """
-_WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_BLOCKED = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Exchange:
@@ -64,12 +64,13 @@ class Exchange:
         self.begin(Deadline(0.0))
 
     def begin(self, deadline: Deadline) -> None:
+        """Begin an exchange that ends with a deadline."""
         self.deadline = deadline
         self.received = 0
         self.cpu = 0.0
 
-    def count(self) -> None:
-        """Count the processor time of this thread since the last call."""
+    def spend_cpu_time(self) -> None:
+        """Count the processor time of this thread since the last call as spent."""
         now = time.thread_time()
         if self.cpu:
             self.deadline.left -= now - self.cpu
@@ -97,32 +98,32 @@ class DeadlineSocket:
     def sendall(self, data: bytes) -> None:
         try:
             sent = self.sock.send(data)
-        except _WOULD_BLOCK:
+        except _BLOCKED:
             sent = 0
             self._exchange.deadline.left -= max(self._timeout, 0.0)
         while sent < len(data):
-            sent += self._within(self.sock.send, memoryview(data)[sent:])
+            sent += self._run_within_deadline(self.sock.send, memoryview(data)[sent:])
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        if flags:  # redis-py looks at what has arrived.
+        if flags:  # redis-py peeks at what has arrived.
             return self.sock.recv(size, flags)
-        data = self._within(self.sock.recv, size)
+        data = self._run_within_deadline(self.sock.recv, size)
         self._exchange.received += len(data)
         return data
 
     def recv_into(self, buffer: bytearray) -> int:
-        size = self._within(self.sock.recv_into, buffer)
+        size = self._run_within_deadline(self.sock.recv_into, buffer)
         self._exchange.received += size
         return size
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sock, name)
 
-    def _within(self, operation: Callable[[A], T], argument: A) -> T:
+    def _run_within_deadline(self, operation: Callable[[A], T], argument: A) -> T:
         """Run an operation, and wait for it in slices of bounded length: see `Deadline`."""
         deadline = self._exchange.deadline
         if self._exchange.received > LARGE:
-            self._exchange.count()
+            self._exchange.spend_cpu_time()
             if deadline.is_over:
                 raise TimeoutError("the reply was not complete within the deadline")
         while True:
@@ -135,7 +136,7 @@ class DeadlineSocket:
             began = Clock.monotonic()
             try:
                 result = operation(argument)
-            except _WOULD_BLOCK as error:
+            except _BLOCKED as error:
                 if not self._may_wait:
                     raise
                 if not timeout:
@@ -206,8 +207,9 @@ class AsyncConnection(asynchronous.AbstractConnection):
 
 
 @cache
-def _mixed(base: type, kind: ConnectionClass) -> Any:
-    return type(base.__name__, (base, kind), {})
+def _mix_into(kind: ConnectionClass, mixin: type) -> Any:
+    """Return a connection class of redis-py with a mixin."""
+    return type(mixin.__name__, (mixin, kind), {})
 
 
 def blocking_connection(
@@ -217,7 +219,7 @@ def blocking_connection(
 
     Raises the errors of redis-py for options that it rejects.
     """
-    connection: BlockingConnection = _mixed(BlockingConnection, kind)(**options, protocol=2)
+    connection: BlockingConnection = _mix_into(kind, BlockingConnection)(**options, protocol=2)
     connection.exchange = exchange
     _remove_library_name(connection)
     return connection
@@ -228,8 +230,8 @@ def async_connection(kind: ConnectionClass, options: Options) -> AsyncConnection
 
     Raises `TypeError` if redis-py's asyncio connections lack the class or an option.
     """
-    twin = next((twin for plain, twin in _TWINS if issubclass(kind, plain)), None)
-    if twin is None:
+    counterpart = next((twin for blocking, twin in _TWINS if issubclass(kind, blocking)), None)
+    if counterpart is None:
         raise TypeError(f"{kind.__name__} has no asyncio counterpart")
     accepted = {name: value for name, value in options.items() if name not in _BLOCKING_ONLY}
     parser = accepted.pop("parser_class", None)
@@ -241,7 +243,8 @@ def async_connection(kind: ConnectionClass, options: Options) -> AsyncConnection
     # The deadline is kept outside: a timeout costs redis-py's asyncio connections some µs in each
     # operation.
     timeouts = {"socket_timeout": None, "socket_connect_timeout": None}
-    connection: AsyncConnection = _mixed(AsyncConnection, twin)(**accepted, **timeouts, protocol=2)
+    mixed = _mix_into(counterpart, AsyncConnection)
+    connection: AsyncConnection = mixed(**accepted, **timeouts, protocol=2)
     _remove_library_name(connection)
     return connection
 
@@ -267,19 +270,18 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # djang
 
         Raises the errors of `RedisCluster` if no node replies.
         """
-        urls = _siblings(url)
+        urls = _find_siblings(url)
         if urls not in self._clusters:
-            pools = [
-                self.get_connection_pool(self.make_connection_params(node_url)) for node_url in urls
-            ]
-            kwargs = dict(pools[0].connection_kwargs)
+            params = [self.make_connection_params(sibling) for sibling in urls]
+            pools = [self.get_connection_pool(each) for each in params]
             nodes = [ClusterNode(*address_of(pool)) for pool in pools]
+            options = dict(pools[0].connection_kwargs)
             for name in ("host", "port", "db", "parser_class"):
-                kwargs.pop(name, None)
+                options.pop(name, None)
             if url.startswith("rediss://"):
-                kwargs["ssl"] = True
+                options["ssl"] = True
             self._clusters[urls] = RedisCluster(
-                startup_nodes=nodes, **kwargs, **self.redis_client_cls_kwargs
+                startup_nodes=nodes, **options, **self.redis_client_cls_kwargs
             )
         return self._clusters[urls]
 
@@ -297,8 +299,8 @@ def _renew() -> None:
     ClusterConnectionFactory._clusters = {}
 
 
-def _siblings(url: str) -> tuple[str, ...]:
-    """Return the nodes of the alias that includes this one."""
+def _find_siblings(url: str) -> tuple[str, ...]:
+    """Return the URLs of all nodes of the alias that includes this one."""
     for config in settings.CACHES.values():
         urls: str | Sequence[str] = config.get("LOCATION", ())
         if isinstance(urls, str):

@@ -21,7 +21,7 @@ from ..process import Clock
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
 from .asynchronous import IDLE_SECONDS, AsyncConnections, LoopConnections
-from .availability import Availability, Paused, as_store_error, failures, kind_of
+from .availability import Availability, Paused, failures, kind_of, to_store_error
 from .blocking import Connection
 from .commands import (
     Address,
@@ -59,13 +59,14 @@ class Node:
         self._timeout = timeout
         self.last_reply = LastReply()
         self._async_connections = AsyncConnections(
-            partial(LoopConnections, params, self.last_reply, timeout, self._check)
+            partial(LoopConnections, params, self.last_reply, timeout, self._raise_if_paused)
         )
-        self.availability = Availability(self._answers, never_pauses=background)
+        self.availability = Availability(self._answers_ping, never_pauses=background)
         self._begin()
         renew_after_fork(self._renew)
 
     def _begin(self) -> None:
+        """Make the connections, none of which is connected, and their lock."""
         # list.append and list.pop are atomic, so that the lock is needed only by threads that wait.
         self._idle = [
             Connection(self._params, self.last_reply) for _ in range(self._params.max_connections)
@@ -92,18 +93,12 @@ class Node:
         method, and `TimeoutError` of redis-py if no connection becomes free.
         """
         if self.availability.is_paused and not is_trial:
-            self._check()
+            self._raise_if_paused()
         try:
-            if self._waiting:
-                connection = self._wait(deadline)
-            else:
-                try:
-                    connection = self._idle.pop()
-                except IndexError:
-                    connection = self._wait(deadline)
+            connection = self._acquire_connection(deadline)
             try:
                 if self.availability.is_paused and not is_trial:  # Others failed while it waited.
-                    self._check()
+                    self._raise_if_paused()
                 answer = method(connection, argument, deadline)
             finally:
                 connection.used_at = Clock.monotonic()
@@ -118,6 +113,15 @@ class Node:
             self.availability.record_reply()
         return answer
 
+    def _acquire_connection(self, deadline: Deadline) -> Connection:
+        """Return a free connection. Threads that wait for one come first."""
+        if self._waiting:
+            return self._wait_for_connection(deadline)
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._wait_for_connection(deadline)
+
     def aexchange(self, command: Command[T], deadline: Deadline) -> Awaitable[T]:
         """Send a command and return the parsed reply.
 
@@ -125,7 +129,7 @@ class Node:
         The caller reports them to `record_error`, and a reply to `availability`.
         """
         if self.availability.is_paused:
-            self._check()
+            self._raise_if_paused()
         return self._async_connections.exchange(command, deadline)
 
     def close(self) -> None:
@@ -134,13 +138,14 @@ class Node:
         The connections of an event loop are closed with the loop.
         """
         self.availability.record_reply()
-        self._close(unused_since=float("inf"))
+        self._close_connections(unused_since=float("inf"))
 
     def close_idle(self) -> bool:
         """Close the connections that were not used for a while. Return whether any are open."""
-        return self._close(unused_since=Clock.monotonic() - IDLE_SECONDS)
+        return self._close_connections(unused_since=Clock.monotonic() - IDLE_SECONDS)
 
-    def _close(self, unused_since: float) -> bool:
+    def _close_connections(self, unused_since: float) -> bool:
+        """Close the free connections not used after this moment. Return whether any are open."""
         for connection in self._idle[:]:
             if connection.redis_connection is not None and connection.used_at <= unused_since:
                 with suppress(ValueError):  # A thread has taken it.
@@ -148,13 +153,13 @@ class Node:
                     connection.close()
                     self._idle.insert(0, connection)
         idle = self._idle[:]
-        return len(idle) < self._params.max_connections or any(
-            connection.redis_connection is not None for connection in idle
-        )
+        if len(idle) < self._params.max_connections:  # The others are in use.
+            return True
+        return any(connection.redis_connection is not None for connection in idle)
 
-    def _wait(self, deadline: Deadline) -> Connection:
+    def _wait_for_connection(self, deadline: Deadline) -> Connection:
         """Wait for a connection. Each reply of the server to another thread restarts the wait."""
-        at_first = deadline.left
+        seconds_at_first = deadline.left
         with self._freed:
             self._waiting += 1
             try:
@@ -162,11 +167,11 @@ class Node:
                     try:
                         return self._idle.pop()
                     except IndexError:
-                        self._wait_for_release(deadline, at_first)
+                        self._wait_for_release(deadline, seconds_at_first)
             finally:
                 self._waiting -= 1
 
-    def _wait_for_release(self, deadline: Deadline, at_first: float) -> None:
+    def _wait_for_release(self, deadline: Deadline, seconds_at_first: float) -> None:
         """Wait until a connection may be free, for one slice of the deadline.
 
         Raises `TimeoutError` of redis-py if no time is left.
@@ -177,20 +182,22 @@ class Node:
         deadline.spend(began, seconds)
         if self.last_reply.at > began:
             silence = Clock.monotonic() - self.last_reply.at
-            deadline.left = at_first - min(silence, seconds)
+            deadline.left = seconds_at_first - min(silence, seconds)
         elif not seconds:
             raise RedisTimeoutError("no connection is free, and the server does not reply")
 
-    def _answers(self) -> bool:
+    def _answers_ping(self) -> bool:
+        """Send a PING, also during a pause. Return whether the server replies, even by an error."""
+        ping = plain_command(b"PING")
         try:
-            self.use(
-                Connection.execute, plain_command(b"PING"), Deadline(self._timeout), is_trial=True
-            )
-        except (RedisError, OSError) as error:
-            return isinstance(error, ResponseError)
+            self.use(Connection.execute, ping, Deadline(self._timeout), is_trial=True)
+        except ResponseError:
+            return True
+        except (RedisError, OSError):
+            return False
         return True
 
-    def _check(self) -> None:
+    def _raise_if_paused(self) -> None:
         if not self.availability.may_send():
             raise Paused("Redis has failed repeatedly; calls to it are paused for a moment")
 
@@ -263,25 +270,29 @@ class Store:
         return self._use(Connection.execute, decision_command(call), deadline)
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
+        """Delete keys. Raises `StoreError`."""
         for portion in self._portions([(key,) for key in keys]):
             self.execute(b"DEL", *[key for (key,) in portion])
 
-    def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
-        """Return the keys that begin with `begin` and then match a pattern, from all masters.
+    def find_keys(self, prefix: bytes, pattern: bytes = b"*") -> set[bytes]:
+        """Return the keys that begin with a prefix and then match a pattern, from all masters.
 
         Raises `StoreError`.
         """
-        begin = re.sub(rb"([*?\[\]\\])", rb"\\\1", begin)
+        escaped = re.sub(rb"([*?\[\]\\])", rb"\\\1", prefix)
         found: set[bytes] = set()
         for address in self._masters():
-            cursor = b""
-            while cursor != b"0":
-                scan = (b"SCAN", cursor or b"0", b"MATCH", begin + pattern, b"COUNT", b"1000")
+            cursor = b"0"
+            while True:
+                scan = (b"SCAN", cursor, b"MATCH", escaped + pattern, b"COUNT", b"1000")
                 cursor, keys = self._use(Connection.execute, plain_command(*scan), address=address)
                 found.update(keys)
+                if cursor == b"0":
+                    break
         return found
 
     def _masters(self) -> Collection[Address | None]:
+        """Return the addresses of all masters; None is the server of the alias."""
         return [None]
 
     def adecide(self, call: Call, deadline: Deadline | None = None) -> Awaitable[Decision]:
@@ -362,11 +373,11 @@ class Store:
             if server in failing:
                 continue
             try:
-                found = self.run(program, keys, [*common, *arguments], Deadline(deadline.whole))
+                replies = self.run(program, keys, [*common, *arguments], Deadline(deadline.whole))
             except StoreError:
                 failing.add(server)
             else:
-                results.update(zip(portion, found, strict=True))
+                results.update(zip(portion, replies, strict=True))
         return results
 
     def _portions(
@@ -377,6 +388,7 @@ class Store:
             yield items[first : first + MAX_KEYS]
 
     def _server_of(self, key: bytes) -> Address | None:
+        """Return the address of the server that has a key; None is the server of the alias."""
         return None
 
     def close(self) -> None:
@@ -386,8 +398,8 @@ class Store:
 
     def close_idle(self) -> bool:
         """Close the connections that were not used for a while. Return whether any are open."""
-        others = [node.close_idle() for node in list(self._nodes.values())]
-        return any(others)
+        has_open = [node.close_idle() for node in list(self._nodes.values())]
+        return any(has_open)
 
     def _use(
         self,
@@ -421,6 +433,7 @@ class Store:
         return self._use(Connection.execute_all, commands, deadline)
 
     async def _aexchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
+        """Async twin of `_exchange`."""
         # `_deadline`, inlined, as in `_use`.
         if deadline is None or deadline.left <= 0.0:
             deadline = self._deadline(deadline)
@@ -437,6 +450,7 @@ class Store:
         return answer
 
     def _node_at(self, address: Address | None) -> Node:
+        """Return the node with an address, which is made when it is first used."""
         node = self._nodes.get(address)
         if node is None:
             params = self._params
@@ -460,6 +474,7 @@ class Store:
         return deadline
 
     def _record_reply(self, node: Address | None = None) -> None:
+        """Record a reply while Redis counts as down, and report if it is up again."""
         with self._lock:
             self._failing.discard(node)
             is_steady = self._was_paused or Clock.monotonic() - self._failed_at >= STEADY_SECONDS
@@ -474,7 +489,8 @@ class Store:
         store_up.send_robust(Store, alias=self._params.name)
 
     def _record_failure(self, error: Exception, node: Address | None = None) -> StoreError:
-        failure = as_store_error(error)
+        """Record and report a failure of a call. Return the error to raise."""
+        failure = to_store_error(error)
         page = current_page()
         if page is not None:
             page.error = failure
