@@ -207,7 +207,7 @@ def test_an_edit_ends_cached_refusals_immediately_in_the_editing_process(setting
 
 def test_the_deny_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest entries are dropped first, completely."""
-    monkeypatch.setattr(deny_cache._denials, "most", 10)
+    monkeypatch.setattr(deny_cache._denials, "max_entries", 10)
     deny_cache.clear()
     limiter = RateLimiter("x", "0/h")
     for number in range(30):

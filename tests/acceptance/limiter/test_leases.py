@@ -177,7 +177,7 @@ def test_a_refused_stack_leaves_its_leased_units_to_others() -> None:
     deadline = Deadline(5)
     run(stack.taking(deadline), deadline)
     assert not limiter.hit("x")
-    stack.complete(get_store().decide(stack.call()))
+    stack.complete(get_store().decide(stack.call_for_rest()))
     assert limiter.hit("x").source == "lease"
     assert not limiter.hit("x")
 

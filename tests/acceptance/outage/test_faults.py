@@ -257,7 +257,7 @@ def test_waiting_calls_do_not_probe_a_paused_server(monkeypatch: pytest.MonkeyPa
         threads.add(threading.get_ident())
         return next(answers)
 
-    monkeypatch.setattr(availability.Availability, "_next_pause", lambda one: 0.01)
+    monkeypatch.setattr(availability.Availability, "_lengthen_pause", lambda one: 0.01)
     one = availability.Availability(answer)
     for _ in range(availability.FAILURES):
         assert one.may_send()

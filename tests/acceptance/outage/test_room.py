@@ -15,7 +15,7 @@ from tests.support.limits import WHOLE, set_share
 def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process the only one, without counts and with memory for few identities."""
     set_share(monkeypatch, WHOLE)
-    monkeypatch.setattr(local_counts._counts, "most", 1_000)
+    monkeypatch.setattr(local_counts._counts, "max_entries", 1_000)
 
 
 def test_an_active_identity_is_never_evicted() -> None:

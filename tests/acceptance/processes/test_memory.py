@@ -81,7 +81,7 @@ def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set small bounds for everything that is bounded."""
     for _, found in kept():
         if isinstance(found, BoundedMap):
-            monkeypatch.setattr(found, "most", BOUND)
+            monkeypatch.setattr(found, "max_entries", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.rules.ruleset._MAX_REMEMBERED", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.engine.leases.MAX_LEASES", BOUND)
     monkeypatch.setattr(

@@ -103,7 +103,7 @@ class Loop:
 @pytest.fixture(autouse=True)
 def no_rules_yet(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start without loaded rules."""
-    monkeypatch.setattr("django_ratelimit_lua.engine.decide.current", lambda: None)
+    monkeypatch.setattr("django_ratelimit_lua.engine.decide.get_ruleset", lambda: None)
 
 
 def test_taken_units_can_be_refunded_by_their_token() -> None:

@@ -118,14 +118,14 @@ def test_a_second_hit_within_a_second_begins_a_lease(clock: Clock) -> None:
     for _ in range(2):
         held.record_hit(key)
         clock.now += IDLE_SECONDS
-        assert held.find(key) is None
+        assert held.find_active(key) is None
     held.record_hit(key)
     clock.now += IDLE_SECONDS - 0.1
-    assert held.find(key) is not None
+    assert held.find_active(key) is not None
     held.drop({b"another"})
-    assert held.find(key) is not None
+    assert held.find_active(key) is not None
     held.drop({WHO})
-    assert held.find(key) is None
+    assert held.find_active(key) is None
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_settings_that_change_during_a_connect_are_read_again(
     def changing(*, background: bool) -> Any:
         monkeypatch.setattr(module, "get_store", get_store)
         store = get_store(background=background)
-        stepping.renew()
+        stepping.reconnect()
         return store
 
     monkeypatch.setattr(module, "get_store", changing)
@@ -47,7 +47,7 @@ def test_changed_settings_wake_the_listener(stepping: Listener) -> None:
     stepping._step()
     first = stepping._subscription
     assert first is not None
-    stepping.renew()
+    stepping.reconnect()
     with pytest.raises(StoreError):
         first.receive(20)
     stepping._step()
