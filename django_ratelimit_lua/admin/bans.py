@@ -17,7 +17,7 @@ from ..exceptions import StoreError
 from ..identity.names import Name
 from ..operations.bans import ActiveBan, active_bans, lift_bans
 from ..operations.known_limits import place_words
-from .client_search import computed_clients, matcher
+from .client_search import compile_matcher, computed_clients
 from .identities import (
     WHO,
     client_links,
@@ -146,7 +146,7 @@ def _search_bans(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> l
     """
     folded = text.casefold()
     digests = {client.digest for client in computed_clients(text)}
-    matches_client = matcher(text)
+    matches_client = compile_matcher(text)
     found = []
     for ban in bans:
         texts = [ban.limit, ban.rule, place_words(ban.name)]

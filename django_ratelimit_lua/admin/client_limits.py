@@ -69,26 +69,26 @@ def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> E
         StoreError: Redis is unavailable.
     """
     identities = part_identities(digest, parts)
-    charges = _charges(digest, identities)
+    charges = _charges_in_force(digest, identities)
     charges.sort(key=lambda charge: charge.name != name)
     digests = {digest, *(charge.charge.digest.decode() for charge in charges)}
-    for secret in secrets_by_id().values():  # An override may be from before a new key.
-        digests |= {digest_of(each, secret).decode() for each in identities.values()}
-    rows = [row for found in overrides_of(digests).values() for row in found]
+    for secret in secrets_by_id().values():  # An override may have been made under an earlier one.
+        digests |= {digest_of(identity, secret).decode() for identity in identities.values()}
+    rows = [row for about_one in overrides_of(digests).values() for row in about_one]
     address = _address(identities)
     if address is not None:
         rows += network_overrides(str(address))
     overrides = [row.override() for row in rows]
-    counted = _counted(charges, overrides)
-    listed = [*counted, *_unused(charges, counted, name, bool(identities))]
-    planner = _ClientPlanner(listed[:MAX_LISTED], overrides)
-    found = Explanation(decide(planner))
-    found.limits = explained_limits(planner, lambda charge: _known(charge).reading)
+    counted = _counted_charges(charges, overrides)
+    unused = _unused_charges(charges, counted, name, has_parts=bool(identities))
+    planner = _ClientPlanner([*counted, *unused][:MAX_LISTED], overrides)
+    explanation = Explanation(decide(planner))
+    explanation.limits = explained_limits(planner, lambda charge: _known_limit(charge).reading)
     block = find_strongest(overrides, EVERY_RULE, now_us())
     if block is not None and block.effect == "block":
-        found.block = find_row(block)
+        explanation.block = find_row(block)
     bans = active_bans(MAX_LISTED, digests)
-    return ExplainedClient(digest, found, bans, rows[:MAX_LISTED])
+    return ExplainedClient(digest, explanation, bans, rows[:MAX_LISTED])
 
 
 def part_identities(digest: str, parts: Iterable[Part]) -> Identities:
@@ -106,13 +106,11 @@ def part_identities(digest: str, parts: Iterable[Part]) -> Identities:
 
 
 def _part_identity(kind: str, value: str) -> Identity:
+    """Return the identity of a part from the name of its key and its value, as pages show it."""
     if not kind:
         return value
-    field, _colon, name = kind.partition(":")
-    known = None if value == NOTHING else value
-    if name:
-        return (field, name, known)
-    return (kind, known)
+    stored = None if value == NOTHING else value
+    return (*kind.split(":", 1), stored)
 
 
 def _digest(identity: Identity) -> str:
@@ -124,18 +122,17 @@ def counted_identity(key: str, identities: Identities) -> Identity:
 
     It is None if the key needs more than these parts.
     """
-    found = [_of_kind(kind, identities) for kind in key.split("+")]
-    if not all(found):
+    parts: list[Identity] = []
+    for kind in key.split("+"):
+        if kind == "user_or_ip":
+            parts.append(identities.get("user", identities.get("ip")))
+        else:
+            parts.append(identities.get(split_prefix(kind)[1]))
+    if not all(parts):
         return None
-    if len(found) == 1:
-        return found[0]
-    return tuple(found)
-
-
-def _of_kind(kind: str, identities: Identities) -> Identity:
-    if kind == "user_or_ip":
-        return identities.get("user", identities.get("ip"))
-    return identities.get(split_prefix(kind)[1])
+    if len(parts) == 1:
+        return parts[0]
+    return tuple(parts)
 
 
 def _address(identities: Identities) -> Address | None:
@@ -147,19 +144,19 @@ def _address(identities: Identities) -> Address | None:
 
 def counted_digests(digest: str, parts: Iterable[Part]) -> set[str]:
     """Return the digests that the page of a client includes, such as those of throttles."""
-    charges = _charges(digest, part_identities(digest, parts))
+    charges = _charges_in_force(digest, part_identities(digest, parts))
     return {charge.charge.digest.decode() for charge in charges}
 
 
-def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
+def _charges_in_force(digest: str, identities: Identities) -> list[DecidedCharge]:
     """Return a charge for each limit in force: of the client, or of the part that it counts.
 
     Limits in code that a rule replaces are left out.
     """
-    charges: dict[tuple[bytes, bytes], DecidedCharge] = {}
-    limits = [known for known in known_limits() if not known.rule or known.rule.mode != "off"]
+    limits = [known for known in known_limits() if known.rule is None or known.rule.mode != "off"]
     ruled = {known.place for known in limits if known.rule is not None}
     throttles = {known.place: known for known in limits if known.identity_form}
+    charges: dict[tuple[bytes, bytes], DecidedCharge] = {}
     for known in limits:
         if known.rule is None and known.place in ruled:
             continue
@@ -167,40 +164,49 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
             throttle = throttles[known.place]
             known = known._replace(key=throttle.key, identity_form=throttle.identity_form)
         identity = counted_identity(known.key, identities)
-        if identities and known.key and identity is None and not known.limit.rate.limit:
+        is_of_others = identities and known.key and identity is None
+        if is_of_others and not known.limit.rate.limit:
             continue  # It refuses every client that it counts, but not this one.
-        if known.identity_form and isinstance(identity, tuple):
-            text = known.identity_form.replace(IDENT, str(identity[-1]))
-            identity = supplied_identity(text, identity)
-        counted = digest
-        if identity is not None:
-            counted = _digest(unmark_identity(identity))
-        charge = Charge(known.limit, counted.encode())
-        decided = DecidedCharge(charge, known.place, known.rule, known, identity)
-        charges.setdefault(counter_of(charge), decided)
-    return [*charges.values()]
+        planned = _plan_charge(known, digest, identity)
+        charges.setdefault(counter_of(planned.charge), planned)
+    return list(charges.values())
 
 
-def _counted(
+def _plan_charge(known: KnownLimit, digest: str, identity: Identity) -> DecidedCharge:
+    """Return the charge of an identity under a limit. Without one, it is of the digest."""
+    if known.identity_form and isinstance(identity, tuple):
+        text = known.identity_form.replace(IDENT, str(identity[-1]))
+        identity = supplied_identity(text, identity)
+    if identity is not None:
+        digest = _digest(unmark_identity(identity))
+    charge = Charge(known.limit, digest.encode())
+    return DecidedCharge(charge, known.place, known.rule, known, identity)
+
+
+def _counted_charges(
     charges: Sequence[DecidedCharge], overrides: Sequence[Override]
 ) -> list[DecidedCharge]:
     """Return the charges whose limits have counted units of the client, or ban it.
 
     That includes the counts by these overrides.
     """
-    counts = [(charge, each) for charge in charges for each in _counts(charge, overrides)]
-    found: dict[DecidedCharge, None] = {}
+    counts = [
+        (planned, charge) for planned in charges for charge in _charges_by_rate(planned, overrides)
+    ]
+    counted = []
     for start in range(0, len(counts), AT_ONCE):
         part = counts[start : start + AT_ONCE]
-        peeked = unique_charges([count for _charge, count in part])
-        decided = [DecidedCharge(count, "") for count in peeked]
-        run(peeking(decided))
-        states = {counter_of(each.charge): each.state for each in decided}
-        for charge, count in part:
-            state = states[counter_of(count)]
+        peeked = [
+            DecidedCharge(charge, "")
+            for charge in unique_charges([charge for _planned, charge in part])
+        ]
+        run(peeking(peeked))
+        states = {counter_of(decided.charge): decided.state for decided in peeked}
+        for planned, charge in part:
+            state = states[counter_of(charge)]
             if state.used or state.reset_after or not state.allowed:
-                found[charge] = None
-    return [*found]
+                counted.append(planned)
+    return list(dict.fromkeys(counted))
 
 
 def counted_clients(keys: Mapping[str, str]) -> set[str]:
@@ -218,43 +224,48 @@ def counted_clients(keys: Mapping[str, str]) -> set[str]:
         for digest, key in keys.items()
         if known.key == key
     ]
-    return {charge.charge.digest.decode() for charge in _counted(charges, ())}
+    return {charge.charge.digest.decode() for charge in _counted_charges(charges, ())}
 
 
-def _counts(charge: DecidedCharge, overrides: Sequence[Override]) -> list[Charge]:
+def _charges_by_rate(planned: DecidedCharge, overrides: Sequence[Override]) -> list[Charge]:
     """Return a charge, and the same at the rate of each of these overrides that is about it."""
-    limit = charge.charge.limit
-    own = [each for each in overrides if each.rule in (EVERY_RULE, charge.name)]
+    limit = planned.charge.limit
+    own = [override for override in overrides if override.rule in (EVERY_RULE, planned.name)]
     limits = [limit, *(override.limit(limit) for override in own)]
-    return [charge.charge._replace(limit=each) for each in limits]
+    return [planned.charge._replace(limit=each) for each in limits]
 
 
-def _unused(
-    charges: Sequence[DecidedCharge], counted: Sequence[DecidedCharge], name: str, is_known: bool
+def _unused_charges(
+    charges: Sequence[DecidedCharge],
+    counted: Sequence[DecidedCharge],
+    name: str,
+    *,
+    has_parts: bool,
 ) -> list[DecidedCharge]:
-    """Return the limits that the client has not used, but that belong to the others.
+    """Return the charges that have no count, but belong to the counted ones.
 
     If the parts of the client are known, these are its limits in all places that have counted it,
-    and those of the given name. Otherwise, a limit that counts by something else is left out,
-    because its count is unknown.
+    and those of the given name. Otherwise, these are the limits of the name, without those that
+    count by another key, because their counts are unknown.
     """
     names = {name}
-    keys = {_known(charge).key for charge in counted if charge.name == name}
-    if is_known:
+    if has_parts:
         names |= {charge.name for charge in counted}
-    found = []
+    keys = {_known_limit(charge).key for charge in counted if charge.name == name}
+    unused = []
     for charge in charges:
-        is_counted = charge in counted or charge.charge.limit.variant
-        key = _known(charge).key
+        if charge.name not in names or charge in counted or charge.charge.limit.variant:
+            continue
+        key = _known_limit(charge).key
         is_own = not keys or key in keys
-        if is_known:
+        if has_parts:
             is_own = charge.identity is not None or not key
-        if charge.name in names and is_own and not is_counted:
-            found.append(charge)
-    return found
+        if is_own:
+            unused.append(charge)
+    return unused
 
 
-def _known(charge: DecidedCharge) -> KnownLimit:
+def _known_limit(charge: DecidedCharge) -> KnownLimit:
     assert isinstance(charge.owner, KnownLimit)
     return charge.owner
 
@@ -269,23 +280,24 @@ class _ClientPlanner(Planner):
 
     def __init__(self, charges: Sequence[DecidedCharge], overrides: Sequence[Override]) -> None:
         super().__init__("peek")
-        listed: dict[tuple[bytes, bytes], DecidedCharge] = {}
+        by_counter: dict[tuple[bytes, bytes], DecidedCharge] = {}
         for planned in charges:
             override = find_strongest(overrides, planned.name, now_us())
             charge = planned.charge
             if override is not None:
                 charge = charge._replace(limit=override.limit(charge.limit))
-            listed.setdefault(counter_of(charge), planned)
-        kept = [*listed.values()]
-        apart = unique_charges([planned.charge for planned in kept])
-        for planned, charge in zip(kept, apart, strict=True):
+            by_counter.setdefault(counter_of(charge), planned)
+        listed = list(by_counter.values())
+        unique = unique_charges([planned.charge for planned in listed])
+        for planned, charge in zip(listed, unique, strict=True):
             planned.charge = charge
         # A RateLimiter uses no overrides.
-        own = [planned for planned in kept if not _is_limiter(planned.name)]
-        rest = [planned for planned in kept if _is_limiter(planned.name)]
+        own = [planned for planned in listed if not _is_limiter(planned.name)]
+        rest = [planned for planned in listed if _is_limiter(planned.name)]
         self.take([Party(own, overrides, False), Party(rest, (), False)])
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
+        """Keep the ruleset. The charges do not depend on it."""
         self.ruleset = ruleset
         return ()
 

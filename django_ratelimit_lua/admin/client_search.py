@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -59,18 +59,27 @@ def search_clients(text: str, named: Mapping[str, Name]) -> list[FoundClient]:
         StoreError: Redis is unavailable.
     """
     computed = {client.digest: client for client in computed_clients(text)}
-    keys = {digest: client.key for digest, client in computed.items()}
-    known = {digest for digest, key in keys.items() if key in ("ip", "user")}
-    known |= computed.keys() & named.keys()
-    known |= {digest for digest, rows in overrides_of(computed.keys()).items() if rows}
-    known |= counted_clients(keys)
-    found = {digest: computed[digest] for digest in computed if digest in known}
-    shown = {digest for client in found.values() for digest in counted_digests(*client[:2])}
-    matches = matcher(text)
+    known = _known_digests(computed, named)
+    found = {digest: client for digest, client in computed.items() if digest in known}
+    shown = {
+        digest
+        for client in found.values()
+        for digest in counted_digests(client.digest, client.name)
+    }
+    matches = compile_matcher(text)
     for digest, name in named.items():
         if digest not in shown and matches(digest, name):
             found.setdefault(digest, FoundClient(digest, tuple(name)))
-    return [*found.values()][:MAX_LISTED]
+    return list(found.values())[:MAX_LISTED]
+
+
+def _known_digests(clients: Mapping[str, FoundClient], named: Mapping[str, Name]) -> set[str]:
+    """Return the digests of those clients that are known, see `search_clients`."""
+    keys = {digest: client.key for digest, client in clients.items()}
+    known = {digest for digest, key in keys.items() if key in ("ip", "user")}
+    known |= clients.keys() & named.keys()
+    known |= {digest for digest, rows in overrides_of(clients.keys()).items() if rows}
+    return known | counted_clients(keys)
 
 
 def computed_clients(text: str) -> list[FoundClient]:
@@ -78,11 +87,11 @@ def computed_clients(text: str) -> list[FoundClient]:
 
     The same user or address is another client for each kind of key, with another digest.
     """
-    words = _words(text)
+    words = _split_words(text)
     addresses = [word for word in words if parse_address(word) is not None]
-    value = " ".join(word for word in words if word not in addresses)
     if len(addresses) > 1 or not words:
         return []
+    value = " ".join(word for word in words if word not in addresses)
     values: dict[str, str] = {}
     for address in addresses:
         values["ip"] = parse_client_address(address, "").network or ""
@@ -90,12 +99,21 @@ def computed_clients(text: str) -> list[FoundClient]:
     if user is not None:
         values["user"] = str(user.pk)
     keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])
-    found = [client for key in keys for client in _computed(key, values, value)]
-    wanted = bool(addresses) + bool(value)
-    return [client for client in found if len(client.name) == wanted] or found
+    clients = [_compute_client(key, values, value) for key in keys]
+    found = [client for client in clients if client is not None]
+    # If limits count by all of these values together, that client is meant.
+    number = bool(addresses) + bool(value)
+    return [client for client in found if len(client.name) == number] or found
 
 
-def _computed(key: str, values: Mapping[str, str], value: str) -> Iterator[FoundClient]:
+def _compute_client(key: str, values: Mapping[str, str], value: str) -> FoundClient | None:
+    """Return the client that limits with a key count; None if the key needs other values.
+
+    Args:
+        key: The name of the key.
+        values: The address and the user in the text, as `ip` and `user`.
+        value: The text without the address, which may be the value of any field.
+    """
     parts: dict[str, str] = {}
     for kind in key.split("+"):
         if kind == "user_or_ip":
@@ -105,17 +123,17 @@ def _computed(key: str, values: Mapping[str, str], value: str) -> Iterator[Found
         elif split_field(kind) is not None and value:
             parts[split_prefix(kind)[1]] = str(field_identity(kind, value)[-1])
         else:
-            return
+            return None
     identities = {kind: (*kind.split(":", 1), text) for kind, text in parts.items()}
     identity = counted_identity(key, identities)
     texts = [values["ip"] if kind == "ip" else value for kind in parts]
-    label = f"{key_label([*parts])}: {' + '.join(texts)}"
-    if len(parts) == 1:
-        (key,) = parts if key == "user_or_ip" else (key,)
-    yield FoundClient(digest_of(identity).decode(), tuple(parts.items()), label, key)
+    label = f"{key_label(list(parts))}: {' + '.join(texts)}"
+    if key == "user_or_ip":
+        (key,) = parts
+    return FoundClient(digest_of(identity).decode(), tuple(parts.items()), label, key)
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return [word for word in text.split() if word != "+"]
 
 
@@ -128,27 +146,28 @@ def find_network(text: str) -> Network | None:
     return None
 
 
-def matcher(text: str) -> Callable[[str, Sequence[Part]], bool]:
+def compile_matcher(text: str) -> Callable[[str, Sequence[Part]], bool]:
     """Return a function that compares the digest and the recorded name of a client with a text.
 
     A client matches if the text is the beginning of its digest, or if its name contains each value
     in the text, or an address in the network.
     """
-    words = _words(text)
+    words = _split_words(text)
     users = {word: find_user(word) for word in words}
 
     def matches(digest: str, name: Sequence[Part]) -> bool:
         if is_prefix(text) and digest.startswith(text.lower()):
             return True
         return bool(words and name) and all(
-            any(_is_part(kind, value, word, users) for kind, value in name) for word in words
+            any(_matches_part(kind, value, word, users[word]) for kind, value in name)
+            for word in words
         )
 
     return matches
 
 
-def _is_part(kind: str, value: str, word: str, users: Mapping[str, User | None]) -> bool:
-    user = users[word]
+def _matches_part(kind: str, value: str, word: str, user: User | None) -> bool:
+    """Return whether a part of a name matches a word, which may be the name of a user."""
     if kind == "user":
         return user is not None and value == str(user.pk)
     if kind != "ip":

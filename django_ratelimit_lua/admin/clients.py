@@ -121,7 +121,7 @@ class ClientPage(ActionPage):
             messages.error(request, text)
             return
         subject = Subject(digest=digest)
-        override = subject.override(
+        override = subject.make_override(
             action,
             int(duration),
             reason=_("from the page of the client"),

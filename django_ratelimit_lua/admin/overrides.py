@@ -30,7 +30,7 @@ from ..operations.known_limits import place_words
 from ..operations.subjects import add_override
 from ..rules.describe import rate_words
 from ..rules.provider import loaded_ruleset
-from .client_search import computed_clients, matcher
+from .client_search import compile_matcher, computed_clients
 from .identities import known_clients
 from .override_form import OverrideForm, override_effects
 from .pages import ActingAdmin, Context, View, may
@@ -186,7 +186,7 @@ class OverrideAdmin(ActingAdmin):
         digests = {client.digest for client in computed_clients(search_term)}
         with suppress(StoreError):
             named = known_clients(request)
-            matches = matcher(search_term)
+            matches = compile_matcher(search_term)
             digests |= {digest for digest, name in named.items() if matches(digest, name)}
         networks = [
             network

@@ -18,7 +18,7 @@ from ..limits.limit import Limit
 from ..models import RateLimitChange
 from ..store import get_store
 from .formatting import moment_of
-from .history import history_names, record_change
+from .history import record_action
 from .known_limits import known_limits
 
 AT_ONCE = 100
@@ -180,8 +180,7 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
             lifted += part
     finally:  # If Redis stops answering, some of them are lifted.
         if lifted:
-            after = history_names({ban.identity: ban.who for ban in lifted})
-            if forget:
-                after["forget"] = True
             names = [ban.limit for ban in lifted]
-            record_change(RateLimitChange.Action.UNBANNED, names, after)
+            clients = {ban.identity: ban.who for ban in lifted}
+            details = {"forget": True} if forget else {}
+            record_action(RateLimitChange.Action.UNBANNED, names, clients, **details)

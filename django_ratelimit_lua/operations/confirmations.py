@@ -24,6 +24,9 @@ def confirmations(row: RateLimitRule, mode: str = "") -> list[tuple[str, str]]:
     Args:
         row: The rule.
         mode: Its mode at present; empty if it is new.
+
+    Raises:
+        RuleError: The rule is not off, and invalid.
     """
     if row.mode == "off":
         if mode in ("", "off"):
@@ -58,23 +61,23 @@ def override_confirmations(text: str, peer: str | None = None) -> list[str]:
         text: The network that it names; empty or invalid: none.
         peer: The proxy that the operator's own request came through, if it did.
     """
+    try:
+        network = parse_network(text)
+    except ValueError:
+        return []
     proxies: list[Network] = []
     if isinstance(conf.TRUSTED_PROXIES, tuple):
         proxies += conf.TRUSTED_PROXIES
     with suppress(ValueError):
         proxies.append(parse_network(peer or ""))
     warnings: list[str] = []
-    try:
-        network = parse_network(text)
-    except ValueError:
-        return warnings
     if network.prefixlen <= WIDE[network.version]:
         problem = _(
             "“%(network)s” is a large part of the whole internet: the override would apply to "
             "all its clients."
         )
         warnings.append(problem % {"network": text})
-    if any(network.version == each.version and network.overlaps(each) for each in proxies):
+    if any(network.version == proxy.version and network.overlaps(proxy) for proxy in proxies):
         problem = _(
             "“%(network)s” is a proxy of this site: the override would apply to all clients "
             "behind it."

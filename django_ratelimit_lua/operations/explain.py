@@ -36,7 +36,7 @@ from ..views.inspection import BEFORE_METHODS, Stack, ViewLimits, inspect_view, 
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
 from ..web.usage import is_logged_in, prepared_view
-from .history import history_names, record_change
+from .history import record_action
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 
@@ -390,14 +390,12 @@ def reset_counts(
     run(forgetting(build_call(charges, "peek"), strict=True))
     used = [state.name for state in counted.limits if state.used or state.reset_after]
     if used:
-        names_by_digest: dict[str, Sequence[Part]] = {}
+        clients: dict[str, Sequence[Part]] = {}
         for limit in limits:
             digest = limit.charge.digest.decode()
             identity = limit.planned.identity
-            names_by_digest[digest] = (
-                who.get(digest, ()) if identity is None else display_name(identity)
-            )
-        record_change(RateLimitChange.Action.ENDED, used, history_names(names_by_digest))
+            clients[digest] = who.get(digest, ()) if identity is None else display_name(identity)
+        record_action(RateLimitChange.Action.ENDED, used, clients)
     return list(dict.fromkeys(used))
 
 

@@ -49,22 +49,29 @@ def health() -> Health:
     """
     store = get_store()
     call = build_call([Charge(Limit("health", "1/s"), digest("health"))], "peek")
-    message = None
-    found: Sequence[Process] = ()
+    error = None
+    processes: Sequence[Process] = ()
     started = Clock.monotonic()
     try:
         store.decide(call)
         seconds = Clock.monotonic() - started
-        found = live_processes()
-    except StoreError as error:
+        processes = live_processes()
+    except StoreError as failure:
         seconds = Clock.monotonic() - started
-        message = str(error)
+        error = str(failure)
     ruleset = get_ruleset()
     revision = 0
     if ruleset is not None:
         revision = ruleset.revision.number
-    wrong = tuple(problems.collect())
-    return Health(message is None, seconds, message, revision, store.is_paused, wrong, tuple(found))
+    return Health(
+        ok=error is None,
+        seconds=seconds,
+        error=error,
+        revision=revision,
+        is_paused=store.is_paused,
+        problems=tuple(problems.collect()),
+        processes=tuple(processes),
+    )
 
 
 async def ahealth() -> Health:

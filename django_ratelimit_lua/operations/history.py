@@ -1,4 +1,4 @@
-"""Entries of the history about identities: bans and resets."""
+"""Entries of the history about clients: lifted bans and reset counts."""
 
 from __future__ import annotations
 
@@ -10,35 +10,31 @@ from ..models.audit import current_actor
 from ..models.rule import rules_database
 
 MAX_NAMED = 10
-"""Maximum number of names if bans are lifted together."""
+"""Maximum number of clients that an entry names. It has the digests of all of them."""
 
 
-def record_change(
-    action: RateLimitChange.Action, names: Iterable[str], after: Mapping[str, object]
+def record_action(
+    action: RateLimitChange.Action,
+    limits: Iterable[str],
+    clients: Mapping[str, Sequence[Part]],
+    **details: object,
 ) -> None:
-    """Record an action on identities under limits of these names in the history.
+    """Record an action on clients in the history, as done by the user in `acting`.
 
-    The user in `acting` is recorded.
+    Args:
+        action: The action.
+        limits: The names of the limits that it concerned.
+        clients: The names of the clients, as `RATELIMIT_SHOW_IDENTITIES` allows, by their digests.
+        details: Further values for the entry.
     """
+    digests = sorted(clients)
+    names = {digest: [list(part) for part in clients[digest]] for digest in digests[:MAX_NAMED]}
+    named = {digest: parts for digest, parts in names.items() if parts}
     RateLimitChange.objects.create(
         revision=RateLimitRevision.read(rules_database()).revision,
         by=current_actor(),
         kind=RateLimitChange.Kind.IDENTITY,
         action=action,
-        name=", ".join(dict.fromkeys(names))[:300],
-        after=after,
+        name=", ".join(dict.fromkeys(limits))[:300],
+        after={"digests": digests, "who": named, **details},
     )
-
-
-def history_names(names: Mapping[str, Sequence[Part]]) -> dict[str, object]:
-    """Return the identities for a history entry.
-
-    The entry contains their digests, and the names of the first ones, as
-    `RATELIMIT_SHOW_IDENTITIES` allows.
-
-    >>> history_names({"9d4e": [("ip", "203.0.113.0/24")], "07ab": []})
-    {'digests': ['07ab', '9d4e'], 'who': {'9d4e': [['ip', '203.0.113.0/24']]}}
-    """
-    digests = sorted(names)
-    who = {digest: [*map(list, names[digest])] for digest in digests[:MAX_NAMED] if names[digest]}
-    return {"digests": digests, "who": who}

@@ -40,7 +40,7 @@ class Subject(NamedTuple):
     def __str__(self) -> str:
         if self.field:
             return f"{field_words(self.field)} = {self.value}"
-        return self.about().client()
+        return self.new_override().client()
 
     def digests(self) -> list[str]:
         """Return the digests of this client under each secret, the current one first."""
@@ -53,7 +53,7 @@ class Subject(NamedTuple):
             identity = ("user", str(self.user.pk))
         return [digest(identity, secret).decode() for secret in secrets_by_id().values()]
 
-    def override(
+    def make_override(
         self,
         effect: Effect,
         seconds: int | None,
@@ -62,7 +62,7 @@ class Subject(NamedTuple):
         reason: str = "",
         label: str = "",
     ) -> RateLimitOverride:
-        """Return an unsaved override about the subject.
+        """Return a valid override about the subject, which is not saved.
 
         Args:
             effect: Its effect.
@@ -74,32 +74,28 @@ class Subject(NamedTuple):
         Raises:
             ValidationError: It is not valid.
         """
-        override = self.about(
-            effect=effect,
-            rule=rule,
-            reason=reason,
-            label=label,
-            created_by=current_actor(),
+        override = self.new_override(
+            effect=effect, rule=rule, reason=reason, label=label, created_by=current_actor()
         )
         if seconds is not None:
             override.ends = timezone.now() + datetime.timedelta(seconds=seconds)
         override.full_clean(exclude=["subject", "kind"])
         return override
 
-    def blocks(self) -> list[RateLimitOverride]:
+    def find_blocks(self) -> list[RateLimitOverride]:
         """Return the blocks of exactly this subject that have not ended, including future ones."""
-        # A digest is not valid without an end.
-        about = self.about(effect="block", ends=timezone.now())
-        about.full_clean(exclude=["subject", "kind"])
-        about.prepare()
+        # With an end, because a digest is not valid without one.
+        block = self.new_override(effect="block", ends=timezone.now())
+        block.full_clean(exclude=["subject", "kind"])
+        block.prepare()
         # A value may have been entered under an earlier secret.
-        digests = [*about.digests(), *self.digests()]
+        digests = [*block.digests(), *self.digests()]
         blocks = RateLimitOverride.objects.lasting().filter(
-            effect="block", kind=about.kind, subject__in=digests
+            effect="block", kind=block.kind, subject__in=digests
         )
         return list(blocks.select_related("user"))
 
-    def wider_blocks(self) -> list[RateLimitOverride]:
+    def find_wider_blocks(self) -> list[RateLimitOverride]:
         """Return the blocks in force on larger networks that contain an address or network."""
         if not self.address:
             return []
@@ -110,9 +106,9 @@ class Subject(NamedTuple):
             if override.effect == "block" and override.network != own
         ]
 
-    def about(self, **values: Any) -> RateLimitOverride:
-        """Return an unsaved override about the subject, with other values."""
-        about = RateLimitOverride(
+    def new_override(self, **values: Any) -> RateLimitOverride:
+        """Return an override about the subject with these values, unchecked and not saved."""
+        override = RateLimitOverride(
             user=self.user,
             network=self.address,
             field=self.field,
@@ -120,8 +116,8 @@ class Subject(NamedTuple):
             **values,
         )
         if self.field:
-            about.set_value(self.value)
-        return about
+            override.set_value(self.value)
+        return override
 
 
 def network_overrides(network: str) -> list[RateLimitOverride]:
@@ -141,9 +137,9 @@ def add_override(override: RateLimitOverride) -> RateLimitOverride:
     with one_change(using):
         RateLimitRevision.lock(using)
         override.prepare()
-        about = RateLimitOverride.objects.lasting().filter(subject__in=override.digests())
+        lasting = RateLimitOverride.objects.lasting().filter(subject__in=override.digests())
         # Locked, so that the current rows are read, and not those of the start of this transaction.
-        for other in about.order_by("pk").select_for_update():
+        for other in lasting.order_by("pk").select_for_update():
             if _are_equal(override, other):
                 return other
         override.save()
@@ -164,6 +160,7 @@ def _are_equal(override: RateLimitOverride, other: RateLimitOverride) -> bool:
 
 
 def _are_near(moment: datetime.datetime | None, other: datetime.datetime | None) -> bool:
+    """Return whether two moments differ by a minute at most. None is never."""
     if moment is None or other is None:
         return moment is other
     return abs(moment - other) <= datetime.timedelta(minutes=1)

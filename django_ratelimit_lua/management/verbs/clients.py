@@ -154,7 +154,7 @@ def _block(command: Printer, options: VerbOptions) -> None:
     seconds = None
     if not options["for_good"]:
         seconds = seconds_of("--for", options["period"], "; or use --for-good")
-    override = subject.override("block", seconds, rule=rule, reason=options["reason"])
+    override = subject.make_override("block", seconds, rule=rule, reason=options["reason"])
     require_confirmation(options, override_confirmations(subject.address))
     existing = add_override(override)
     until = f"until {format_moment(override.ends)}" if override.ends else "for good"
@@ -171,13 +171,13 @@ def _block(command: Printer, options: VerbOptions) -> None:
 )
 def _unblock(command: Printer, options: VerbOptions) -> None:
     subject = subject_of(options)
-    blocks = subject.blocks()
+    blocks = subject.find_blocks()
     end_overrides(blocks)
     for ended in blocks:
         command.say(f"ended: override {ended.pk} for {subject}")
     if not blocks:
         command.say(f"Nothing was ended: there is no block for {subject}.")
-    for wider in subject.wider_blocks():
+    for wider in subject.find_wider_blocks():
         command.say(f"{subject} is still blocked by the block of {wider}: override {wider.pk}")
     command.warn_if_unpublished()
 
@@ -230,7 +230,7 @@ def forget(subject: Subject) -> Counter[str]:
         StoreError: Redis is unavailable. Then not everything is erased.
     """
     digests = subject.digests()
-    subjects = [*digests, *filter(None, subject.about().digests())]
+    subjects = [*digests, *filter(None, subject.new_override().digests())]
     about = Q(subject__in=subjects) | Q(client_digest__in=digests)
     if subject.user is not None:
         about |= Q(user=subject.user)
