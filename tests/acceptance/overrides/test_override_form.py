@@ -251,7 +251,7 @@ def test_concurrent_equal_requests_add_one_override() -> None:
 
     def block(_number: int) -> Any:
         try:
-            return add_override(Subject(address=ADDRESS).override("block", 3600)).pk
+            return add_override(Subject(address=ADDRESS).make_override("block", 3600)).pk
         finally:
             connection.close()
 
