@@ -158,9 +158,7 @@ def test_a_message_has_one_full_stop(text: str) -> None:
 def test_a_setting_of_a_missing_app_names_the_line_to_add(
     name: str, annex: str, settings: Any
 ) -> None:
-    """The hint names the app that defines the setting, instead of advising to remove the
-    setting.
-    """
+    """The hint does not advise to remove the setting."""
     setattr(settings, f"RATELIMIT_{name}", "x" * 20)
     (warning,) = [found for found in check_settings() if found.id != "django_ratelimit_lua.E001"]
     assert warning.id == "django_ratelimit_lua.W030"
@@ -202,9 +200,7 @@ UNSET = (
 def test_a_deployment_check_asks_for_the_proxy_setting(
     given: dict[str, Any], said: str | None, settings: Any
 ) -> None:
-    """`check --deploy` warns if no proxy setting is configured, and 0 is a valid setting. The plain
-    `check` does not warn.
-    """
+    """0 is a valid setting. The plain `check` does not warn."""
     for name, value in given.items():
         setattr(settings, name, value)
     warnings = messages("W008", "caches", include_deployment_checks=True)
@@ -214,9 +210,7 @@ def test_a_deployment_check_asks_for_the_proxy_setting(
 
 
 def test_a_key_function_with_other_arguments_is_an_error_at_import() -> None:
-    """The error names the function and its arguments. A path to such a function is an error of the
-    check.
-    """
+    """A path to such a function is an error of the check."""
     for function in (len, lambda request: "ada", lambda group, request, user: "ada"):
         with pytest.raises(LimitError, match=r"Key .* must accept \(group, request\)"):
             ratelimit(key=function, rate="5/m")
@@ -237,9 +231,7 @@ def test_the_hint_about_a_bad_rule_names_a_page_of_the_documentation(settings: A
 
 
 def test_every_check_id_is_used_once_and_every_message_has_a_hint() -> None:
-    """No warning has the number of an error, so that W019 is not mistaken for E019. The
-    documentation names only existing ids.
-    """
+    """No warning has the number of an error. The documentation names existing ids."""
     problems = [value for value in vars(checks).values() if isinstance(value, checks.Problem)]
     assert 14 < len(problems) == len({problem.id[1:] for problem in problems})
     root = Path(__file__).parents[2]
@@ -297,9 +289,7 @@ class Open(View):
 def test_a_view_that_counts_anonymous_clients_as_one_is_a_warning(
     view: Any, is_said: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no warning if a login is required before the limit is decided. The hint suggests
-    `user_or_ip`.
-    """
+    """It is none if a login is required before the limit is decided."""
     settings.ROOT_URLCONF = urls(path("deep/", include([path("view", view)])))
     warnings = messages("W010", "urls")
     assert len(warnings) == is_said
@@ -476,9 +466,7 @@ urlpatterns = [path("by-session", by_session)]
 
 
 def test_a_session_key_without_server_sessions_is_a_warning(settings: Any) -> None:
-    """Rules and views by session are counted by address if there are no sessions or sessions are in
-    signed cookies, so both get a warning.
-    """
+    """Rules and views by session would count addresses."""
     settings.ROOT_URLCONF = __name__
     rule = {"name": "all", "path": "/", "key": ["session", "path"], "rate": "5/m"}
     settings.RATELIMIT_RULES = [rule]
@@ -507,9 +495,7 @@ NONSENSE: list[Any] = [
 @pytest.mark.parametrize("name", [f"RATELIMIT_{name}" for name in (*SETTINGS, "UNHEARD_OF")])
 @pytest.mark.django_db
 def test_a_check_reports_an_invalid_setting_without_raising(name: str, settings: Any) -> None:
-    """Each check of the package returns a message for an invalid setting and raises no exception. A
-    setting without an error can be read.
-    """
+    """A setting without an error can be read."""
     ours = [
         check
         for check in registry.get_checks(include_deployment_checks=True)
@@ -533,9 +519,7 @@ def test_a_check_reports_an_invalid_setting_without_raising(name: str, settings:
     ],
 )
 def test_an_invalid_proxy_setting_is_reported_once(value: Any, settings: Any) -> None:
-    """There is one error, which names the setting and its valid values, and no warning that the
-    setting is missing.
-    """
+    """There is no warning that the setting is missing."""
     settings.RATELIMIT_TRUSTED_PROXIES = value
     (message,) = run_checks(tags=["caches"], include_deployment_checks=True)
     assert message.id == "django_ratelimit_lua.E001"
@@ -569,9 +553,7 @@ SHARDS = {"CLIENT_CLASS": "django_redis.client.ShardClient"}
 def test_a_cache_that_cannot_be_used_is_an_error_that_names_it(
     cache: dict[str, Any], problem: str, settings: Any
 ) -> None:
-    """`manage.py check` reports the alias, and its use raises `ImproperlyConfigured` instead of
-    another exception.
-    """
+    """Its use raises `ImproperlyConfigured` instead of another exception."""
     settings.CACHES = {"default": cache}
     (message,) = check_cache()  # Alone: of some of these, Django's own checks make a traceback.
     assert message.id == "django_ratelimit_lua.E002"
@@ -594,9 +576,7 @@ def test_a_cache_that_cannot_be_used_is_an_error_that_names_it(
 def test_an_invalid_path_of_a_rule_is_found_in_any_order_of_checks(
     rule: Any, settings: Any
 ) -> None:
-    """The check for dotted paths reads the rules itself, so it does not depend on an
-    earlier check.
-    """
+    """The check for dotted paths reads the rules itself."""
     settings.RATELIMIT_RULES = [{"name": "x", "rate": "5/m", **rule}]
     (message,) = check_paths()
     assert message.id == "django_ratelimit_lua.E003"

@@ -28,9 +28,7 @@ def is_ours(thing: Any) -> bool:
 
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_public_names_have_docstrings(name: str) -> None:
-    """Modules, classes, functions, methods and properties have docstrings. An overriding method may
-    inherit its docstring.
-    """
+    """An overriding method may inherit its docstring."""
     module = importlib.import_module(name)
     assert module.__doc__
     for public in PUBLIC[name]:

@@ -32,9 +32,7 @@ def test_the_documentation_is_short() -> None:
 
 
 def test_each_promise_names_its_tests() -> None:
-    """There are at most 45 promises and 12 exceptions. Each promise has a test, and each test file
-    exists.
-    """
+    """There are at most 45 promises and 12 exceptions. Each test file exists."""
     _, *rows = re.split(r"^- ", PROMISES, flags=re.MULTILINE)
     files = [re.findall(r"``([\w/]+\.py)``", row) for row in rows]
     assert len(rows) <= 45
@@ -77,9 +75,7 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_a_recipe_against_guessing_has_three_limits(path: Path) -> None:
-    """The recipe has limits by address and name, by address, and by name, and explains which
-    attacks they stop.
-    """
+    """They are by address and name, by address, and by name."""
     text = path.read_text()
     field = TOGETHER.search(text)
     assert field is not None

@@ -74,16 +74,12 @@ def test_optional_apps_import_only_public_names_of_the_core() -> None:
 
 
 def test_the_table_of_imports_by_optional_apps_is_current() -> None:
-    """The table in the documentation is the output of `python -m tests.tools.annex_imports >
-    docs/annexes.txt`.
-    """
+    """Run `python -m tests.tools.annex_imports > docs/annexes.txt`."""
     assert (ROOT / "docs" / "annexes.txt").read_text() == annex_imports.table() + "\n"
 
 
 def test_the_drawing_of_the_floors_is_current() -> None:
-    """The drawing in the documentation is the output of `python -m tests.tools.floors >
-    docs/floors.txt`.
-    """
+    """Run `python -m tests.tools.floors > docs/floors.txt`."""
     assert (ROOT / "docs" / "floors.txt").read_text() == drawing() + "\n"
 
 
@@ -101,9 +97,7 @@ def test_the_drawing_of_the_floors_is_current() -> None:
 def test_forks_threads_and_settings_are_handled_in_one_module_each(
     what: str, where: set[str]
 ) -> None:
-    """Only one module handles forks, one handles changed settings, one starts threads, and one
-    bounds maps. No cache is unbounded.
-    """
+    """So are bounds of maps. No cache is unbounded."""
     assert {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
@@ -131,9 +125,7 @@ def functions(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_the_header_of_an_algorithm_documents_its_state(name: str) -> None:
-    """The header has at most twelve lines. It describes record, state and promise; both buckets
-    share a record and a state, which have a file of their own.
-    """
+    """It has record, state and promise in at most twelve lines."""
     header, end, _code = program.source(f"limits/algorithms/{name}").partition("]]\n")
     assert header.startswith("--[[\n")
     assert end
@@ -146,9 +138,7 @@ def test_the_header_of_an_algorithm_documents_its_state(name: str) -> None:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_an_algorithm_consists_of_short_functions(name: str) -> None:
-    """No function has more than 40 lines, and no file more than 60, or 90 if it is listed. No
-    algorithm knows another one.
-    """
+    """They have at most 40 lines, files 60 or 90. No algorithm knows another one."""
     text = program.source(f"limits/algorithms/{name}")
     assert len(text.splitlines()) <= (90 if name in LONG else 60)
     found = functions(f"limits/algorithms/{name}")
@@ -159,9 +149,7 @@ def test_an_algorithm_consists_of_short_functions(name: str) -> None:
 
 
 def test_the_program_is_short_and_documents_its_arguments() -> None:
-    """It has at most 110 lines. The header explains each ARGV that the code reads, and each
-    operation that an algorithm has a function for.
-    """
+    """Its header explains each ARGV and operation that the code reads."""
     text = program.source("limits/program")
     header, _, code = text.partition("]]\n")
     assert len(text.splitlines()) <= 110
@@ -175,9 +163,7 @@ def test_the_program_is_short_and_documents_its_arguments() -> None:
 
 
 def test_a_script_contains_every_line_of_its_files() -> None:
-    """Each line of each file of the program is in the script that is sent to the server. The same
-    algorithms give the same digest.
-    """
+    """The same algorithms have the same digest in any order."""
     lines = {*PROGRAM.splitlines(), "-- algorithms"}
     pieces = {"limits/program", *(f"limits/algorithms/{name}" for name in PARTS)}
     for name in pieces:
@@ -197,9 +183,7 @@ def test_a_script_contains_every_line_of_its_files() -> None:
 
 
 def test_proxy_files_are_packaged_by_their_folder() -> None:
-    """The folder is packaged by a pattern, so a configuration for another proxy is installed
-    whatever its extension.
-    """
+    """A file for another proxy is installed whatever its extension."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     packaged = setup["options.package_data"][PACKAGE.name].split()
@@ -209,9 +193,7 @@ def test_proxy_files_are_packaged_by_their_folder() -> None:
 
 
 def test_comments_name_files_that_exist() -> None:
-    """Each path in a comment or docstring is the path of a file, relative to one of the file's
-    folders.
-    """
+    """A path is relative to one of the folders of the file."""
     paths = [path for path in ROOT.glob("*/**/*") if path.is_file()]
     files = [f"/{path.relative_to(ROOT).as_posix()}" for path in paths]
     for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.lua")]):
@@ -222,9 +204,7 @@ def test_comments_name_files_that_exist() -> None:
 
 
 def test_pictures_are_small_and_shown() -> None:
-    """Each picture is shown on a page, has a light and a dark version, and is smaller
-    than 100 kB.
-    """
+    """Each has a light and a dark version, and less than 100 kB."""
     pages = "\n".join(path.read_text() for path in (ROOT / "docs").rglob("*.rst"))
     shown = {*re.findall(r"^\.\. screenshot:: ([\w-]+)$", pages, re.MULTILINE)}
     pictures = (ROOT / "docs" / "screenshots").glob("*.png")
@@ -256,9 +236,7 @@ def test_every_test_has_a_docstring() -> None:
     "catalogue", sorted(PACKAGE.rglob("*.po")), ids=lambda path: path.parts[-3]
 )
 def test_a_compiled_translation_is_used(catalogue: Path) -> None:
-    """The texts of the compiled translation appear if its language is active. `python -m
-    tests.tools.texts untranslated` lists missing texts before a release.
-    """
+    """Its texts appear if its language is active."""
     rule = {"name": "x", "key": "ip", "rate": "5/15m", "mode": "shadow"}
     assert catalogue.with_suffix(".mo").exists()
     with translation.override(catalogue.parts[-3]):
@@ -271,9 +249,7 @@ def test_a_compiled_translation_is_used(catalogue: Path) -> None:
 
 @pytest.mark.parametrize("room", sorted(set(ROOMS) - {"templatetags", "contrib"}))
 def test_a_room_describes_its_purpose_and_its_limits(room: str) -> None:
-    """The docstring of each room has a summary, what the room may import, and what it
-    does not do.
-    """
+    """Its docstring has what it may import and what it does not do."""
     tree = ast.parse((PACKAGE / room / "__init__.py").read_text())
     summary, rest = (ast.get_docstring(tree) or "").split("\n\n", 1)
     assert summary
@@ -294,7 +270,5 @@ def test_each_optional_app_has_a_folder_of_tests(name: str) -> None:
 
 
 def test_every_folder_of_unit_tests_has_a_room() -> None:
-    """The folders of unit tests have the names of the rooms, so that tests move together with their
-    code.
-    """
+    """So tests move together with their code."""
     assert {path.parent.name for path in (ROOT / "tests" / "unit").glob("*/*.py")} == set(ROOMS)

@@ -66,9 +66,7 @@ MISSPELT = st.sampled_from(["brust", "bursts", "algoritm", "max_wiat", "methods"
 
 @given(WORDS | MISSPELT)
 def test_an_unknown_option_is_named(option: str) -> None:
-    """Decorators, `RateLimiter`, `Limit`, throttles and rules name the unknown option and list the
-    known ones.
-    """
+    """Decorators, limiters, throttles and rules list the known options."""
     unknown: dict[str, Any] = {option: 5}
     ways: list[Any] = [
         lambda: ratelimit(key="ip", rate="5/m", **unknown),
@@ -108,9 +106,7 @@ def test_unknown_names_get_a_suggestion(wrong: str, meant: str) -> None:
 
 
 def test_the_error_for_a_plain_method_names_method_decorator() -> None:
-    """The error is raised when the method is decorated, if its first argument is `self`. Otherwise
-    it is raised at the first call, for sync and async methods.
-    """
+    """Without an argument `self`, it is raised at the first call."""
     with pytest.raises(LimitError, match=r"on .*Plain\.get: .*@method_decorator\(ratelimit"):
 
         class Plain(View):
@@ -165,9 +161,7 @@ def test_the_error_for_a_class_names_method_decorator() -> None:
 
 
 def test_functions_that_resemble_methods_can_be_decorated() -> None:
-    """These are a function defined inside a method, a method with `method_decorator`, and a bound
-    method.
-    """
+    """One is defined inside a method, and one is a bound method."""
 
     class Site:
         def view(self) -> Any:
@@ -191,9 +185,7 @@ def test_functions_that_resemble_methods_can_be_decorated() -> None:
 
 
 def test_the_core_functions_need_a_request() -> None:
-    """`is_ratelimited(self, ...)` raises a TypeError that says that the first argument must be the
-    request.
-    """
+    """The error says that the first argument must be the request."""
     for function in (is_ratelimited, get_usage):
         with pytest.raises(TypeError, match="must be the request, not <object"):
             function(object(), "group", None, "ip", "5/m")  # type: ignore[operator]
@@ -211,9 +203,7 @@ def test_the_core_functions_need_a_request() -> None:
     ids=repr,
 )
 def test_an_exception_can_be_pickled_and_copied(made: Exception) -> None:
-    """`pickle` and `copy` keep all attributes. Celery's JSON serializer creates the exception again
-    from its arguments.
-    """
+    """Celery's JSON serializer creates it again from its arguments."""
     for again in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
         assert (type(again), str(again), vars(again)) == (type(made), str(made), vars(made))
     again = type(made)(*json.loads(json.dumps(made.args)))
@@ -241,9 +231,7 @@ def test_the_exception_has_a_default_text() -> None:
 def test_an_untrusted_proxy_is_logged_once(
     header: str, rf: RequestFactory, caplog: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """One warning is logged for many threads, without the content of the header. If a proxy setting
-    is configured, none is logged.
-    """
+    """The warning has no content of the header. With a proxy setting there is none."""
     monkeypatch.setattr(address, "_unlogged", {address._UNTRUSTED})
     request = rf.get("/", headers={header: "for=203.0.113.66\nforged"})
     settings.RATELIMIT_TRUSTED_PROXIES = 0
@@ -347,9 +335,7 @@ LIMITER = RateLimiter("mistakes", "5/m")
 def test_a_fallback_that_does_not_fit_is_an_error_of_the_decorator(
     decorator: Any, function: Any, problem: str
 ) -> None:
-    """The error is raised when the function is decorated, because a coroutine as a plain view's
-    response would fail for each client.
-    """
+    """A coroutine as the response would fail for each client."""
     with pytest.raises(LimitError, match=problem):
         decorator(function)
 
@@ -357,9 +343,7 @@ def test_a_fallback_that_does_not_fit_is_an_error_of_the_decorator(
 def test_the_option_durable_without_its_app_is_an_error_that_names_the_app(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A limiter or decorator with `durable` raises an error if the statistics app is not
-    installed.
-    """
+    """It needs the app of the statistics."""
     monkeypatch.setattr(extension, "extensions", [])
     line = 'Add "django_ratelimit_lua.contrib.statistics" to INSTALLED_APPS'
     with pytest.raises(LimitError, match=line):

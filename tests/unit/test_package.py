@@ -44,9 +44,7 @@ def page() -> dict[str, Any]:
 
 
 def test_the_wheel_contains_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
-    """The wheel is built from the source archive and contains each file of the package except the
-    sources of translations. It contains no tests, example project or documentation.
-    """
+    """It has no tests, example project or documentation."""
     names = set(wheel.namelist())
     files = {
         path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".po", ".pyc")
@@ -77,9 +75,7 @@ def test_the_metadata_has_the_licence_keywords_and_classifiers(metadata: Message
 
 
 def test_links_lead_to_the_configured_repository(page: dict[str, Any]) -> None:
-    """With an address of the repository, each relative link of the README leads to a file of it.
-    Pictures are raw files. Without one, a link becomes its text.
-    """
+    """Without a repository, a link becomes its text. Pictures are raw files."""
     readme = (ROOT / "README.md").read_text()
     relative = [target for target in LINK.findall(readme) if "://" not in target]
     text = page["long_description"](readme, REPOSITORY)

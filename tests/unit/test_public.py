@@ -24,18 +24,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_list_of_public_names_is_sorted() -> None:
-    """The list is sorted, so the diff of a change shows only the names that are added or
-    removed.
-    """
+    """So the diff of a change shows only added or removed names."""
     assert list(PUBLIC) == sorted(PUBLIC)
     assert all(names == sorted(set(names)) for names in PUBLIC.values())
 
 
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_public_names_can_be_imported(name: str) -> None:
-    """Every listed name can be imported, and `__all__` of a module has no name that is not
-    listed.
-    """
+    """`__all__` of a module has no name that is not listed."""
     module = importlib.import_module(name)
     names = PUBLIC[name]
     assert [missing for missing in names if not hasattr(module, missing)] == []
@@ -46,9 +42,7 @@ def test_public_names_can_be_imported(name: str) -> None:
 
 
 def test_the_documentation_uses_only_public_names() -> None:
-    """The reference and all examples import only from public modules, and the reference documents
-    only public names.
-    """
+    """So do all examples."""
     taught = set()
     for page in [*DOCS.rglob("*.rst"), DOCS.parent / "README.md"]:
         modules = re.findall(r"from (django_ratelimit_lua[\w.]*) import", page.read_text())

@@ -1,6 +1,4 @@
-"""Decorators keep the types of what they decorate. `make lint` runs mypy on this file, which checks
-`assert_type`.
-"""
+"""Decorators keep the types of what they decorate, which mypy checks here by `assert_type`."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_others")
 
 
 def test_a_limiter_keeps_the_types_of_a_function() -> None:
-    """The types of functions and coroutines are kept, with and without arguments of the
-    decorator.
-    """
+    """The decorator may have arguments."""
     limiter = RateLimiter("typed", "100/h")
 
     @limiter
@@ -42,9 +38,7 @@ def test_a_limiter_keeps_the_types_of_a_function() -> None:
 
 
 def test_a_slot_keeps_the_types_of_a_function() -> None:
-    """The types of a function are kept with and without arguments of the decorator, and `with`
-    returns the type of the held slot.
-    """
+    """`with` returns the type of the held slot."""
     limiter = RateLimiter("typed", "10", algorithm="concurrency")
 
     @limiter.slot

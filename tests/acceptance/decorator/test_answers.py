@@ -55,9 +55,7 @@ def test_a_program_gets_the_retry_time_in_plain_text(client: Client) -> None:
 
 
 def test_a_client_that_accepts_json_gets_a_problem_document(client: Client) -> None:
-    """It is a document of RFC 9457 with the type of the IETF draft for quotas and the names of the
-    policies.
-    """
+    """It is a document of RFC 9457 with a type of the IETF draft and the names of policies."""
     response = blocked(client, accept="application/json")
     assert response["Content-Type"] == "application/problem+json"
     assert json.loads(response.content) == {
@@ -150,9 +148,7 @@ def test_texts_of_a_rule_are_escaped_in_responses(client: Client, settings: Any)
 def test_a_client_gets_the_message_in_its_language(
     middleware: list[str], client: Client, settings: Any
 ) -> None:
-    """This holds for every position of `LocaleMiddleware`, and for clients with different
-    languages.
-    """
+    """`LocaleMiddleware` may stand before or after, and clients may differ in language."""
     settings.MIDDLEWARE = middleware
     settings.RATELIMIT_RULES = [DAILY]
     client.get("/plain")
@@ -197,9 +193,7 @@ def refused_view(request: Any, refused: Ratelimited) -> HttpResponse:
 
 
 def test_ratelimit_view_receives_the_refusal(client: Client, settings: Any) -> None:
-    """The exception has the rule's message, the retry time in the client's language, and the
-    reference. The view may return any status.
-    """
+    """The exception has message, retry time and reference. The view may return any status."""
     settings.MIDDLEWARE = [LIMITS, LOCALE]
     settings.RATELIMIT_RULES = [{**DAILY, "message": "Ask sales."}]
     settings.RATELIMIT_VIEW = f"{__name__}.refused_view"
@@ -214,9 +208,7 @@ def test_ratelimit_view_receives_the_refusal(client: Client, settings: Any) -> N
 def test_an_exception_class_of_the_project_has_the_message_of_the_rule(
     rf: RequestFactory, settings: Any
 ) -> None:
-    """A `Ratelimited` keeps the message when it is pickled. Without a message of the rule, the
-    exception has its own text.
-    """
+    """A `Ratelimited` keeps it when it is pickled. Without a message it has a text of its own."""
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
     settings.RATELIMIT_RULES = [
         {"name": "search", "path": "/", "key": "ip", "rate": "0/m", "message": "Ask sales."}
@@ -273,9 +265,7 @@ def test_a_permanent_block_is_described_as_permanent(
 def test_a_real_browser_renders_the_429_page(
     theme: str, browser: Any, live_server: Any, settings: Any
 ) -> None:
-    """The page is complete and accessible on large and small screens, in light and dark, with and
-    without the strictest Content-Security-Policy.
-    """
+    """The page is accessible on large and small screens, under the strictest policy as well."""
     settings.MIDDLEWARE = [f"{__name__}.with_policy"]
     theme_feature = {"name": "prefers-color-scheme", "value": theme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme_feature]})

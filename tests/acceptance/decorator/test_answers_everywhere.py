@@ -1,6 +1,4 @@
-"""Every 429 response has the same headers and content, under WSGI and ASGI, wherever the request is
-refused.
-"""
+"""Every 429 has the same headers and content, under WSGI and ASGI, wherever it is refused."""
 
 from __future__ import annotations
 
@@ -179,9 +177,7 @@ def promised(response: Any) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_a_projects_429_page_can_use_session_and_user(kind: str) -> None:
-    """The project's template reads session, user and groups from the database, under every way of
-    limiting.
-    """
+    """The template reads session, user and groups from the database."""
     client = Client()
     client.force_login(User.objects.create(username="ada"))
     for where in DJANGO:
@@ -194,9 +190,7 @@ def test_a_projects_429_page_can_use_session_and_user(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_ratelimit_view_may_be_sync_async_or_a_class(view: str, kind: str, settings: Any) -> None:
-    """`RATELIMIT_VIEW` may query the database, be a coroutine function or a class, or return a
-    `TemplateResponse`.
-    """
+    """It may query the database, or return a `TemplateResponse`."""
     settings.RATELIMIT_VIEW = VIEWS[view]
     for where in DJANGO:
         response = last(where, kind)
@@ -206,9 +200,7 @@ def test_ratelimit_view_may_be_sync_async_or_a_class(view: str, kind: str, setti
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_drf_views_respond_with_429(kind: str, settings: Any) -> None:
-    """A throttle, `@ratelimit` on a method, and a `Ratelimited` at any depth lead to a 429, and
-    never to a 403.
-    """
+    """A throttle, a decorator and a raised exception lead to a 429, never to a 403."""
     for where in DRF:
         promised(last(where, kind))
         settings.RATELIMIT_HEADERS = "ietf"
@@ -237,9 +229,7 @@ def test_the_drf_body_has_the_members_of_a_problem_document(where: str, kind: st
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_the_message_of_a_rule_is_in_every_response(kind: str, settings: Any) -> None:
-    """A decorator, a middleware, a throttle and a raised exception give the message as JSON, HTML,
-    text and in DRF's body.
-    """
+    """The message is in JSON, HTML and text, and in DRF's body."""
     names = ("decorated", "adecorated", "class", "refusing", "deep")
     rules = [{"name": name, "group": name, "key": "ip", "rate": "1/h"} for name in names]
     rules += settings.RATELIMIT_RULES
@@ -259,9 +249,7 @@ def test_the_message_of_a_rule_is_in_every_response(kind: str, settings: Any) ->
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("exception", [None, Ratelimited])
 def test_a_refusal_is_logged_once(kind: str, exception: Any, settings: Any, caplog: Any) -> None:
-    """The log entry has the path and the reference of the response. Further refusals in the same
-    minute are not logged.
-    """
+    """The record has the path and the reference. Refusals in the same minute have none."""
     settings.RATELIMIT_EXCEPTION_CLASS = exception
     for where in ["/decorated", "/adecorated", "/class", "/deep", "/adeep", *DRF]:
         refusal_log.clear()
@@ -281,9 +269,7 @@ def own_handler(exc: Exception, context: Any) -> Response:
 
 
 def test_a_projects_own_exception_handler_is_kept(settings: Any) -> None:
-    """The package's handler is not used. The response to a throttled request still
-    forbids caching.
-    """
+    """The response to a throttled request still forbids caching."""
     settings.REST_FRAMEWORK = {
         **settings.REST_FRAMEWORK,
         "EXCEPTION_HANDLER": f"{__name__}.own_handler",

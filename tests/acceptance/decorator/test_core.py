@@ -52,9 +52,7 @@ def test_get_usage_reads_the_count_of_the_decorator(rf: RequestFactory) -> None:
 def test_calls_for_one_request_count_and_read_the_same_under_a_rule(
     rules: list[dict[str, str]], rf: RequestFactory, settings: Any
 ) -> None:
-    """A call site counts each time that it is called, also under a rule that replaces it. What the
-    decorator has counted is read by the functions.
-    """
+    """Each call counts, and the functions read what the decorator has counted."""
     settings.RATELIMIT_RULES = rules
     request = rf.get("/")
     ask = {"request": request, "group": "login", "key": "ip", "rate": "2/h"}
@@ -109,8 +107,7 @@ def test_get_usage_without_group_or_function_is_an_error(rf: RequestFactory) -> 
 def test_method_constants_are_attributes_of_the_functions(
     rf: RequestFactory, function: Any
 ) -> None:
-    """As in django-ratelimit, so that a call with `is_ratelimited.UNSAFE` needs no second
-    import."""
+    """As in django-ratelimit, `is_ratelimited.UNSAFE` needs no second import."""
     assert (function.ALL, function.UNSAFE) == (None, UNSAFE)
     assert not function(
         rf.get("/"), group="g", key="ip", rate="0/s", method=function.UNSAFE, increment=True

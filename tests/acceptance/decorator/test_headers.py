@@ -27,9 +27,7 @@ def test_there_are_no_headers_by_default(client: Client) -> None:
 
 
 def test_draft_10_headers_list_every_policy(rf: RequestFactory, settings: Any) -> None:
-    """One header lists all policies, each with its quota, window, remaining units and reset
-    time.
-    """
+    """One header has the quota, window, remaining units and reset time of each policy."""
     settings.RATELIMIT_HEADERS = "ietf"
     view = ratelimit("search", "ip", ["10/m", "500/h"], algorithm="fixed_window")(ok)
     for used in (1, 2):

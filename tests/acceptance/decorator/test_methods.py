@@ -101,9 +101,7 @@ EVERYWHERE = ["function", "coroutine", "on-method", "on-class", "throttled", "ru
 @pytest.mark.parametrize("where", EVERYWHERE)
 @pytest.mark.parametrize("methods", [["GET", "HEAD"], ["HEAD", "GET"]])
 def test_a_limit_on_get_counts_head(where: str, kind: str, methods: list[str]) -> None:
-    """Both share a count in decorators, rules and throttles, whichever comes first. Two of four
-    requests run the view.
-    """
+    """Both share a count, whichever comes first. Two of four requests run the view."""
     client: Any = Client() if kind == "sync" else AsyncClient()
 
     def status(method: str) -> int:

@@ -32,9 +32,7 @@ def serve(api: NinjaAPI, settings: Any) -> Client:
 
 
 def test_a_limit_below_the_decorator_of_ninja_limits_the_view(settings: Any) -> None:
-    """Plain and async functions that return data are limited, each with a count of its own. So are
-    those with `decorate_view`.
-    """
+    """Functions and coroutines have counts of their own, with `decorate_view` as well."""
     api = NinjaAPI(urls_namespace="below")
 
     @api.get("/plain")
@@ -67,9 +65,7 @@ def test_a_limit_below_the_decorator_of_ninja_limits_the_view(settings: Any) -> 
 def test_a_limit_above_the_decorator_of_ninja_is_an_error_at_import(
     decorator: Decorator, between: bool
 ) -> None:
-    """django-ninja has registered the function below, so the limit would never apply. The error
-    names the right order. It is raised with another decorator between as well.
-    """
+    """The limit would never apply. The error names the right order."""
     router = Router()
 
     def view(request: HttpRequest) -> dict[str, int]:
@@ -97,9 +93,7 @@ def test_a_limit_above_what_is_not_a_function_is_an_error_at_import(
 
 
 def test_limits_work_on_static_methods_and_class_methods(rf: RequestFactory) -> None:
-    """A limit is below `@staticmethod`, or below `@classmethod` with `method_decorator`. Without
-    `method_decorator` it is an error at import.
-    """
+    """On a class method, a limit without `method_decorator` is an error at import."""
 
     class Pages:
         @staticmethod

@@ -30,9 +30,7 @@ async def afailed(request: HttpRequest, outcome: Any) -> bool:
 
 
 def answer(request: HttpRequest) -> HttpResponse:
-    """A login: the right password is redirected, a wrong one gets its form back, a broken one
-    raises.
-    """
+    """A login: a right password is redirected, a wrong one gets the form, a broken one raises."""
     password = request.GET.get("password")
     if password == "broken":
         raise ValueError(password)
@@ -146,9 +144,7 @@ def test_charge_counts_used_units_beyond_the_limit() -> None:
 
 
 def test_a_killed_worker_loses_its_unit_until_it_expires() -> None:
-    """The worker is killed between the hit and its outcome. The unit is available again after its
-    period.
-    """
+    """It is killed between the hit and its outcome. The period frees the unit."""
 
     def dies(request: HttpRequest) -> HttpResponse:
         os._exit(9)

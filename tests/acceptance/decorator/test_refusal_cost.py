@@ -58,9 +58,7 @@ urlpatterns = [
 
 
 def sends(name: str, piece: str, end: str = "") -> Callable[[int], HttpRequest]:
-    """Return a function that makes requests with a long header, which differs each time because
-    parsed values are cached.
-    """
+    """Return a function that makes requests with a long header, which differs each time."""
     return lambda size: rf.get("/plain/", **{name: f"{next(serial)}{filled(piece, size)}{end}"})
 
 
@@ -161,9 +159,7 @@ def spent(answer: Callable[[Any], Any], make: Callable[[int], Any], size: int) -
 
 
 def assert_as_cheap(answer: Callable[[Any], Any], make: Callable[[int], Any], *sizes: int) -> None:
-    """Compare the costs repeatedly, because the machine may be busy. A cost that is too high fails
-    each time.
-    """
+    """Compare the costs repeatedly, because the machine may be busy."""
     spent(answer, make, FEWEST)
     small = spent(answer, make, FEWEST)
     for size in sizes:
@@ -173,9 +169,7 @@ def assert_as_cheap(answer: Callable[[Any], Any], make: Callable[[int], Any], *s
 
 @pytest.mark.parametrize("case", CASES)
 def test_refusing_a_large_request_costs_no_more_than_a_small_one(case: str, settings: Any) -> None:
-    """This holds within a wide margin for every part of a request that is read, from 4 KB to 800
-    KB.
-    """
+    """Every part of a request that is read may have from 4 KB to 800 KB."""
     make, rule, given = CASES[case]
     for name, value in given.items():
         setattr(settings, name, value)
@@ -220,9 +214,7 @@ SHORT |= {"POST", "method", "encoding", "session"}
 
 
 def test_the_list_of_bounded_values_is_complete() -> None:
-    """Every part of a request that the core reads is in the list with a case that makes it large.
-    The admin is not included.
-    """
+    """Every part of a request that the core reads has a case that makes it large."""
     found = parts_read(PACKAGE, "admin", "contrib", "testing.py", "pytest_plugin.py", "preview.py")
     assert found - set(READ) - SHORT == set(), "add a case that makes it large"
     for read in found - SHORT:
@@ -265,9 +257,7 @@ def parts_read(folder: Path, *without: str) -> set[str]:
 
 
 def test_an_oversized_value_is_a_bad_request(settings: Any) -> None:
-    """It is a bad request if a rule reads the value, like too many parameters in Django. Otherwise
-    it has no effect.
-    """
+    """It has no effect if no rule reads the value."""
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     large = (

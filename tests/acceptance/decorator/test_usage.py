@@ -209,9 +209,7 @@ def test_the_page_is_not_counted_even_if_rules_match_it() -> None:
 
 
 def test_only_the_limits_of_the_caller_are_shown() -> None:
-    """A name in the query or the body, a part of the URL and all clients together are not the
-    caller's.
-    """
+    """Names in the query or body, parts of the URL and shared counts are left out."""
     victim = client("198.51.100.7")
     for _ in range(3):
         victim.post("/login/?name=ada", {"username": "ada"})

@@ -35,9 +35,7 @@ def statuses(view: Any, rf: RequestFactory, times: int = 3, **headers: str) -> l
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize("path", SYNC + ASYNC)
 def test_the_third_request_at_two_per_minute_is_refused(path: str, kind: Any) -> None:
-    """The views are functions, methods, classes, inherited classes, wrapped `as_view()` and
-    async, under WSGI and ASGI.
-    """
+    """Functions, methods, classes and wrapped views are limited, under WSGI and ASGI."""
     get = kind().get if kind is Client else async_to_sync(kind().get)
     assert [get(path).status_code for _ in range(3)] == [200, 200, 429]
 
@@ -56,9 +54,7 @@ def test_views_with_the_same_group_share_a_count(rf: RequestFactory) -> None:
 
 
 def test_stacked_limits_never_share_a_count(rf: RequestFactory) -> None:
-    """Two rates on a view have two counts. A request that one of them refuses takes no unit of the
-    other.
-    """
+    """A request that one of them refuses takes no unit of the other."""
     view = ratelimit(key="ip", rate="2/m")(ratelimit(key="ip", rate="100/h")(ok))
     assert statuses(view, rf, 4) == [200, 200, 429, 429]
     request = rf.get("/")
@@ -123,9 +119,7 @@ def test_a_list_of_rates_is_all_or_nothing(rf: RequestFactory) -> None:
 
 
 def test_rates_and_costs_may_be_functions(rf: RequestFactory) -> None:
-    """They get the group and the request, and may be coroutine functions. A rate of None is no
-    limit.
-    """
+    """They may be coroutine functions. A rate of None is no limit."""
 
     async def rate(group: str, request: HttpRequest) -> str | None:
         return request.GET.get("rate")
@@ -195,9 +189,7 @@ def test_the_names_of_django_ratelimit_exist() -> None:
 
 
 def test_a_fallback_replaces_a_refused_request(rf: RequestFactory, settings: Any) -> None:
-    """Another view, with the arguments of the first and the headers of the limit, in the place of
-    429 and of `RATELIMIT_EXCEPTION_CLASS`; of coroutines, plain or a coroutine.
-    """
+    """It gets the view's arguments, and its response gets the headers of the limit."""
     settings.RATELIMIT_EXCEPTION_CLASS = "django_ratelimit_lua.Ratelimited"
     settings.RATELIMIT_HEADERS = "x"
 
@@ -292,18 +284,14 @@ class NamedChild(NamedParent):
 def test_the_same_limit_at_two_places_of_a_view_counts_a_request_once(
     view: Any, rf: RequestFactory
 ) -> None:
-    """A class and its base class have the same limit, or a function has it twice with another
-    decorator between. Two requests are allowed, and a third is refused.
-    """
+    """The places are a class and its base class, or two decorators."""
     if iscoroutinefunction(view):
         view = async_to_sync(view)
     assert statuses(view, rf) == [200, 200, 429]
 
 
 def test_limits_that_differ_in_cost_or_outcome_both_count(rf: RequestFactory) -> None:
-    """Only the same limit counts a request once: another cost, or another `count_if`, is a hit of
-    its own, and a limit that only informs the view does not replace one that blocks.
-    """
+    """Another cost, `count_if` or `block` is a limit of its own."""
 
     inner = wrapped(ratelimit("cost", "ip", "9/h", cost=2)(ok))
     assert statuses(ratelimit("cost", "ip", "9/h")(inner), rf, 4) == [200, 200, 200, 429]

@@ -70,9 +70,7 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_rule_with_the_name_of_a_scope_replaces_its_rate() -> None:
-    """It applies to the next request, with the throttle's identity or another key, for the rule's
-    methods and audiences. Counts of the same identity continue, by the throttle's algorithm.
-    """
+    """It applies at once, with another key, methods or mode as well. Counts continue."""
     limited = view(Burst)
     assert ask(limited, user="ada") == ["burst=20"]
     stale_process(lambda: rule("burst"))
@@ -146,9 +144,7 @@ def test_a_rule_applies_in_addition_to_a_scope() -> None:
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked, and has not heard of the change.
 def test_rule_throttle_applies_the_rules(direct: redis.Redis, settings: Any) -> None:
-    """It applies them as the middleware does, with DRF's user, and together with other throttles in
-    one call.
-    """
+    """It uses DRF's user, and decides together with other throttles in one call."""
     settings.RATELIMIT_RULES = [{"name": "public", "path": "/public/", "exempt": True}]
     limited = view(Burst, RuleThrottle)
     assert ask(limited, user="ada") == ["burst=20"]
@@ -166,9 +162,7 @@ def test_rule_throttle_applies_the_rules(direct: redis.Redis, settings: Any) -> 
 
 
 def test_rule_throttle_holds_slots() -> None:
-    """A slot is held until the response is closed or the view raises. A refused request gets the
-    reason.
-    """
+    """A slot is held until the response is closed or the view raises."""
     rule("site", path="/", key="ip", rate="1", options={"algorithm": "concurrency"})
     fails: list[Exception] = []
 
@@ -205,9 +199,7 @@ def test_rule_throttle_holds_slots() -> None:
 
 
 def test_overrides_apply_to_throttles() -> None:
-    """Exemptions, limits and blocks apply. With `RuleThrottle`, a block for all rules needs no
-    rule.
-    """
+    """With `RuleThrottle`, a block for all rules needs no rule."""
     limited, alone = view(Burst), view(RuleThrottle)
     RateLimitOverride.objects.create(network="203.0.113.10", effect="exempt")
     RateLimitOverride.objects.create(network="203.0.113.11", effect="block")

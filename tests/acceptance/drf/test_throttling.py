@@ -159,9 +159,7 @@ def test_three_throttles_cost_one_evalsha(direct: redis.Redis) -> None:
 
 
 def test_parallel_requests_are_admitted_exactly_up_to_the_rates(live_server: Any) -> None:
-    """A real server is used. The smallest of three rates is ten in a quarter of an hour, for
-    anonymous clients and for a user.
-    """
+    """On a real server, ten requests pass for anonymous clients and for a user."""
 
     def get(user: str) -> int:
         request = urllib.request.Request(
@@ -196,9 +194,7 @@ def test_a_decorator_of_drf_gives_a_function_its_scope() -> None:
 
 
 def test_each_view_has_its_scope() -> None:
-    """A view without a scope is not limited. A scope without a rate is an error that names the
-    scope.
-    """
+    """Without a scope there is no limit. A scope without a rate is an error that names it."""
     assert answers((Scoped,), 3) == [200] * 3
     limited = type("Limited", (Plain,), {"throttle_scope": "uploads"})
     assert Counter(answers((Scoped,), 12, view=limited)) == {200: 10, 429: 2}
@@ -251,9 +247,7 @@ class Frozen(SimpleRateThrottle):
 
 
 def test_throttles_written_for_drf_work() -> None:
-    """They use `timer`, `get_cache_key` (None: not limited), `parse_rate`, `throttle_success`,
-    `throttle_failure` and `wait`.
-    """
+    """They override `timer`, `get_cache_key`, `parse_rate`, `throttle_success` and others."""
     Frozen.heard.clear()
     assert answers((Frozen,), 5) == [200] * 5
     assert answers((Frozen,), 4, **{"X-Who": "ada"}) == [200, 200, 200, 429]

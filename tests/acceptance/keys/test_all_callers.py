@@ -48,9 +48,7 @@ def test_the_key_all_cannot_be_combined_or_banned(given: dict[str, Any], problem
 
 @pytest.mark.django_db(transaction=True)
 def test_the_admin_and_the_checks_support_the_key_all(settings: Any) -> None:
-    """The admin describes the key, and the checks refuse invalid combinations. A block needs a
-    client.
-    """
+    """The admin describes it, the checks refuse combinations, and a block needs a client."""
     rule = RateLimitRule(name="database", path="/ok", key="all", rate="500/s")
     rule.save()
     assert describe_spec(rule.spec) == "500 per second for all clients together, on /ok"

@@ -1,6 +1,4 @@
-"""Keys by a field of the body: only small bodies are read, the view still gets the body, and a
-client cannot choose its count.
-"""
+"""Keys by a field of the body, which is read if it is small and stays readable for the view."""
 
 from __future__ import annotations
 
@@ -260,9 +258,7 @@ def send(
 
 
 def test_real_servers_count_fields_and_pass_uploads_through(server: tuple[str, int]) -> None:
-    """A name is counted with a length and in chunks. An upload is passed on unread and counts as
-    the address, and a view gets the whole stream of the server.
-    """
+    """A name counts with a length and in chunks. An upload is not read."""
     way, port = server
     view = "/sync/" if way == "gunicorn" else "/async/"
     expected = [[10, _digest(b"name=grace")]] if way == "gunicorn" else []

@@ -1,6 +1,4 @@
-"""The content type and the charset that a client sends give it no other count, and do not avoid a
-block.
-"""
+"""The content type and the charset give a client no other count, and avoid no block."""
 
 from __future__ import annotations
 

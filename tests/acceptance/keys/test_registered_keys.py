@@ -123,9 +123,7 @@ def test_a_rule_can_count_by_tenant() -> None:
 
 
 def test_a_key_is_read_again_if_the_view_authenticates_another_user() -> None:
-    """DRF authenticates the user in the view, after the middleware has read the plan of an
-    anonymous user.
-    """
+    """The middleware has read the plan of an anonymous user before DRF authenticates."""
     request = build_request("/ok/")
     users = (request.user, User(username="pro", pk=7))
     plans = [compile_key("plan").read("", request, user) for user in users]
@@ -145,9 +143,7 @@ def test_a_view_can_count_by_tenant_and_address(rf: Any) -> None:
 
 
 def test_a_key_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None:
-    """The developer of the view gets the error. A rule of the admin is left out, and the request is
-    served.
-    """
+    """A rule of the admin with such a key is left out."""
     with pytest.raises(LimitError, match=r"RATELIMIT_KEYS\['broken'\] returned a object"):
         ratelimit("broken", key="broken", rate="1/h")(ok)(rf.get("/"))
     rule(key="broken", rate="0/m")
@@ -214,9 +210,7 @@ def test_an_override_needs_a_key_and_a_value() -> None:
 @pytest.mark.parametrize(("field", "value"), [("plan", "pro"), ("groups", "gold")])
 @pytest.mark.parametrize("url", ["/ok/", "/aok/"])
 def test_keys_that_use_the_user_work_under_wsgi_and_asgi(field: str, value: str, url: str) -> None:
-    """Rules, tiers and overrides use the signed-in user and may query the database, under WSGI and
-    ASGI.
-    """
+    """Rules, tiers and overrides may query the database."""
     user = User.objects.create(username="pro")
     user.groups.add(Group.objects.create(name="gold"))
     row = rule(key=field, path=url, rate="1/m")
@@ -342,9 +336,7 @@ def test_rules_with_a_removed_key_are_skipped_and_reported(
 
 
 def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -> None:
-    """The health check and the list of rules report it. A tier by the removed key is
-    left out, but its rule is not.
-    """
+    """A tier by the removed key is left out, but its rule is not."""
     rule()
     add_tier(rule(name="plain", key="ip", rate="1/m"), "plan:pro", "5/m")
     block("tenant", "acme")

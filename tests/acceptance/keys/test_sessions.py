@@ -100,9 +100,7 @@ URLS = ["/plain", "/aplain", "/ruled/ok", "/ruled/aok"]
 def test_a_made_up_session_cookie_creates_no_count(
     url: str, order: list[str], backend: str, settings: Any
 ) -> None:
-    """All requests of an address share its count, with any cookie and without one. No session is
-    created. Another address has its own count.
-    """
+    """Requests with any cookie share the count of their address. No session is created."""
     settings.MIDDLEWARE = order
     cookies = [made_up(), None, made_up(), "", "x", "a:b:c", made_up() + "\u00e4"]
     answers = [get(url, cookie) for cookie in cookies]
@@ -157,9 +155,7 @@ def test_a_session_cookie_that_the_store_rejects_lifts_no_limit(
 def test_an_existing_session_has_its_own_count(
     url: str, order: list[str], backend: str, settings: Any
 ) -> None:
-    """The count does not depend on the address. The address is counted if sessions are stored in
-    cookies, which have no lasting key.
-    """
+    """Sessions in cookies have no lasting key, so they count as the address."""
     settings.MIDDLEWARE = order
     one, other = started(), started()
     found = [get(url, one, f"192.0.2.{number}").status_code for number in range(1, 4)]
@@ -183,9 +179,7 @@ def test_a_client_with_a_new_session_per_request_is_limited(url: str, backend: s
 
 
 def test_a_flushed_session_does_not_identify_a_client(backend: str, rf: RequestFactory) -> None:
-    """An empty session, and one that an earlier middleware has created, do not identify a client
-    either.
-    """
+    """Nor does an empty one, or one that an earlier middleware has created."""
     store: Any = import_module(f"django.contrib.sessions.backends.{backend}").SessionStore
     old = store()
     old["visits"] = 1

@@ -1,6 +1,4 @@
-"""Text of clients is counted in a normalized spelling, so another spelling has no
-separate count.
-"""
+"""Text of clients is counted in a normalized spelling."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ SPELLINGS = [
 
 @pytest.mark.django_db
 def test_no_spelling_of_a_name_allows_another_guess(settings: Any) -> None:
-    """The view is Django's login with a backend that ignores case. After three guesses no login is
-    allowed, even with the right password. Without limits, every spelling logs in.
-    """
+    """The view is Django's login with a backend that ignores case."""
     settings.ROOT_URLCONF = __name__
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     settings.AUTHENTICATION_BACKENDS = [f"{__name__}.WithoutCase"]

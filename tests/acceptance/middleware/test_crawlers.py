@@ -70,9 +70,7 @@ def rush(site: Site, *requests: tuple[str, str, str]) -> list[Answer]:
 
 
 def test_in_busy_times_each_rule_refuses_its_clients(site: Site) -> None:
-    """After two seconds of waiting, crawlers and anonymous visitors get a 503 that names the rule,
-    while signed-in users are served.
-    """
+    """Crawlers and anonymous visitors get a 503. Signed-in users are served."""
     named, anonymous, true, false, user = rush(
         site,
         ("127.9.1.1", NAMED, ""),
@@ -104,9 +102,7 @@ def test_a_crowded_subnet_is_refused_before_other_visitors(site: Site, tmp_path:
 
 @pytest.mark.parametrize("start", ["old", "new", "twice"])
 def test_a_forged_start_changes_nothing(site: Site, start: str) -> None:
-    """Clients cannot pretend to have waited: the proxy overwrites the header, and it is not read
-    from other peers.
-    """
+    """The proxy overwrites the header, and it is not read from other peers."""
     forged = {"old": f"t={time.time() - 30:.3f}", "new": f"t={time.time() + 30:.3f}"}
     forged["twice"] = f"{forged['old']}, {forged['old']}"
     for port in (site.proxy, site.direct):

@@ -47,9 +47,7 @@ def run(prefix: str, rules: list[dict[str, object]], *arguments: str) -> Any:
 @pytest.mark.skipif(os.name == "nt", reason="forks")
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_every_kind_of_exempt_view_is_exempt_on_its_first_request(kind: str, prefix: str) -> None:
-    """Functions, classes, DRF's views, `as_view()`, and included and lazily imported URLs are each
-    tested in a separate process.
-    """
+    """Each view is tested in a process of its own."""
     done = run(prefix, REFUSED, "-c", FIRST, kind, *EXEMPT, "limited")
     expected = [f"{name} [200, 200, 200]" for name in EXEMPT] + ["limited [429, 429, 429]"]
     assert done.stdout.splitlines() == expected, done.stderr

@@ -77,9 +77,7 @@ def test_a_rule_limits_matching_requests(kind: str, address: str, settings: Any)
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_rules_match_paths_methods_and_routes(kind: str, settings: Any) -> None:
-    """Paths are prefixes, globs or lists of them. Routes are URL names with their namespaces. Each
-    rule has its own count.
-    """
+    """Paths are prefixes, globs or lists. Routes have namespaces. Each rule has its count."""
     settings.RATELIMIT_RULES = [
         {"name": "prefix", "path": "/o", "key": "ip", "rate": "1/m"},
         {"name": "glob", "path": ["/nothing/", "/a*k"], "key": "ip", "rate": "2/m"},
@@ -163,9 +161,7 @@ def status(user: Any, kind: str) -> int:
 def test_an_asynchronous_request_never_goes_through_a_thread(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rules about addresses, users and audiences, early and late, and a decorated view: all on the
-    event loop.
-    """
+    """Rules and a decorated view are decided on the event loop."""
 
     def adapted(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("adapted")
@@ -214,9 +210,7 @@ def test_a_django_group_is_an_audience(kind: str, settings: Any) -> None:
 def test_rules_work_before_and_after_the_authentication_middleware(
     kind: str, order: str, settings: Any
 ) -> None:
-    """Rules about users are decided when the user is known, and other rules at once. Each rule
-    counts a request once.
-    """
+    """Each rule counts a request once, as soon as its user is known."""
     settings.MIDDLEWARE = (
         [MIDDLEWARE, *AUTHENTICATION] if order == "in front" else [*AUTHENTICATION, MIDDLEWARE]
     )
@@ -253,9 +247,7 @@ def test_an_invalid_rule_is_an_error(rule: Any, message: str) -> None:
 
 
 def test_rules_are_checked_together(settings: Any, no_others: None) -> None:
-    """The checks report a setting that is not a list, equal names, and a missing or misplaced
-    middleware.
-    """
+    """The checks report equal names and a missing or misplaced middleware."""
     with pytest.raises(ImproperlyConfigured, match="list of rules"):
         compile_rules({"name": "x"})
     rule = {"name": "x", "path": "/", "key": "user", "rate": "5/m"}

@@ -1,6 +1,4 @@
-"""Rules match the paths that Django's URL resolver matches: in every language, with any URLconf and
-in any spelling.
-"""
+"""Rules match the paths that Django resolves, in every language, URLconf and spelling."""
 
 from __future__ import annotations
 
@@ -110,9 +108,7 @@ def site(settings: Any) -> Any:
 def asked(
     paths: list[str], kind: str, before: list[str] | None = None, **headers: str
 ) -> list[int]:
-    """Return the statuses of requests, each after the thread or event loop has served another
-    language.
-    """
+    """Return statuses, each after the thread or event loop has served another language."""
 
     steps = list(zip(paths, itertools.cycle(before or [""]), strict=False))
 
@@ -144,9 +140,7 @@ def asked(
 def test_alternating_languages_share_a_limit(
     conf: Any, middleware: list[str], kind: str, settings: Any
 ) -> None:
-    """They share a count wherever the middleware stands, and whatever language the thread has
-    served before.
-    """
+    """Neither the place of the middleware nor the language served before matters."""
     settings.ROOT_URLCONF, settings.MIDDLEWARE = conf, middleware
     settings.RATELIMIT_RULES = [{"name": "account", "route": "account", "key": "ip", "rate": "6/h"}]
     english = "/account/" if conf is Unprefixed else "/en/account/"
@@ -202,9 +196,7 @@ def test_a_urlconf_that_is_chosen_later_decides_the_rules(kind: str, settings: A
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_early_resolution_does_not_set_resolver_match(kind: str, settings: Any) -> None:
-    """Between the middleware and the view, and for a 404, `request.resolver_match` is unset, as in
-    Django.
-    """
+    """It is unset until the view, and for a 404, as in Django."""
     settings.MIDDLEWARE = [MIDDLEWARE, f"{__name__}.looking"]
     settings.RATELIMIT_RULES = [
         {"name": "x", "route": "plain", "key": ("ip", "route"), "rate": "9/h"}
@@ -216,9 +208,7 @@ def test_early_resolution_does_not_set_resolver_match(kind: str, settings: Any) 
 def test_a_correctly_predicted_view_is_decided_once(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is decided together with the rules by path, in one call. Only a wrong prediction leads to
-    a second call.
-    """
+    """Rules by path and by route are decided in one call."""
     calls: list[Any] = []
     deciding = middleware.deciding
     monkeypatch.setattr(middleware, "deciding", lambda *given: calls.append(1) or deciding(*given))
@@ -276,9 +266,7 @@ PIECES = [
 def test_every_path_that_django_resolves_to_the_view_matches_its_rules(
     pieces: list[str], script: str, quoted: bool
 ) -> None:
-    """Rules by route, prefix and pattern match, however the path is written and whatever its
-    `SCRIPT_NAME` is.
-    """
+    """Neither the spelling of a path nor its `SCRIPT_NAME` matters."""
     tail = "".join(pieces)
     raw = "/api" + (quote(tail) if quoted else tail)
     with override_settings(ROOT_URLCONF=Paths):

@@ -26,9 +26,7 @@ TABLES = {f"django_ratelimit_lua_ratelimit{name}" for name in MODELS}
 
 @pytest.fixture(scope="module")
 def site() -> Any:
-    """Return the tables, pages, keys and modules of a site with only the core, after requests,
-    commands and visits to the admin.
-    """
+    """Return the parts of a site with only the core after requests, commands and pages."""
     environment = {**os.environ}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     how: Any = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
@@ -77,9 +75,7 @@ def test_the_core_imports_no_module_of_an_optional_app(site: Any) -> None:
 
 
 def test_a_process_starts_without_the_pages_of_the_admin(site: Any) -> None:
-    """Nor does it import what they show, the commands, DRF's throttles and optional libraries: only
-    the admin's URLs and commands need them.
-    """
+    """Nor does it import commands, DRF's throttles and optional libraries."""
     package = "django_ratelimit_lua"
     rooms = [f"{package}.{room}" for room in ("operations", "management", "throttling", "testing")]
     late = (*rooms, f"{package}.asgi", "django.middleware.locale", "http_sf", "yaml")

@@ -40,9 +40,7 @@ def of(record: logging.LogRecord) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("quiet")
 def test_each_decision_is_logged_with_its_numbers(records: Records, settings: Any) -> None:
-    """The record has the numbers of the decision and of each limit, as text and as attributes, for
-    every source.
-    """
+    """The record has those of the decision and of each limit, for every source."""
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
     mail = RateLimiter("mail", ["1/h", "9/d"], algorithm="sliding_log")
     mail.hit("ada")
@@ -80,9 +78,7 @@ def test_each_decision_is_logged_with_its_numbers(records: Records, settings: An
 
 @pytest.mark.django_db(transaction=True)
 def test_no_log_record_names_a_client(records: Records) -> None:
-    """Clients are identified by digests, also if an override blocks them. The record has no object
-    of the request.
-    """
+    """Clients are identified by digests. The record has no object of the request."""
 
     @ratelimit(group="search", key=("ip", "header:X-Api-Key"), rate="9/h")
     def search(request: HttpRequest) -> HttpResponse:

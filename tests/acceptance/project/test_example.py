@@ -72,9 +72,7 @@ def burst(browser: Any, target: str, count: int) -> str:
 
 @pytest.mark.alone
 def test_the_demo_shows_how_many_requests_were_allowed(browser: Any, demo: str) -> None:
-    """This holds for every target, without an error in the console. On a phone, the page does not
-    scroll sideways.
-    """
+    """No target causes an error in the console, and the page fits a phone."""
     browser.set_window_size(1280, 1000)
     browser.get(demo)
     expected = {
@@ -145,9 +143,7 @@ def test_the_browsable_api_shows_the_remaining_units(browser: Any, demo: str) ->
 
 
 def burst_at_once(browser: Any, target: str, count: int, expected: str) -> str:
-    """Send a burst with empty counts, and repeat it at most twice if a busy machine spreads it over
-    seconds.
-    """
+    """Send a burst with empty counts, again if a busy machine spreads it over seconds."""
     for _ in range(3):
         forget(browser)
         found = burst(browser, target, count)

@@ -71,9 +71,7 @@ def shown_files() -> list[Path]:
 
 
 def test_an_algorithm_can_be_added_as_documented(tmp_path: Path) -> None:
-    """It needs two files, two lines and no migration. `RateLimiter`, rules and the rule form
-    support it.
-    """
+    """It needs two files, two lines and no migration."""
     copy = tmp_path / "django_ratelimit_lua"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     algorithms = copy / "limits" / "algorithms"

@@ -1,6 +1,4 @@
-"""The settings in the guide to Redis, Sentinel and Cluster are loaded unchanged, except for the
-addresses.
-"""
+"""The settings in the guide to Redis, Sentinel and Cluster work with other addresses."""
 
 from __future__ import annotations
 

@@ -83,9 +83,7 @@ print(*[Client().get(path, headers=headers).status_code for path in ("/check", "
 def test_a_project_without_the_admin_limits_requests(
     annex: str, removed: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Checks, migrations and rendered pages work as well. The templates stay as in `startproject`,
-    with the context processors of the apps that are not installed.
-    """
+    """The templates keep the context processors of apps that are not installed."""
     project = Project(tmp_path, [annex] if annex else [], removed, urls=VIEWS)
     templates = tmp_path / "shop" / "templates"
     templates.mkdir()
@@ -158,9 +156,7 @@ print(Client().get("/").status_code)
 
 @pytest.mark.parametrize("database", ["shop.sqlite3", ":memory:"])
 def test_a_script_that_migrates_logs_nothing(database: str, tmp_path: Path) -> None:
-    """Not even if limits are decided meanwhile. Rules apply afterwards, also those of a database in
-    memory, which other threads cannot read.
-    """
+    """Rules apply afterwards, also those of a database in memory."""
     settings = f"DATABASES['default']['NAME'] = {database!r}\nLOGGING = {{'version': 1}}\n"
     project = Project(tmp_path, EVERY_CONTRIB, settings=settings)
     lines = project.execute(MIGRATE).splitlines()

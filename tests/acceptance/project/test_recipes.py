@@ -122,9 +122,7 @@ def test_a_login_clears_the_failures_of_its_address_and_name() -> None:
 @pytest.mark.parametrize("method", ["get", "head", "options"])
 @pytest.mark.django_db
 def test_viewing_a_login_form_locks_no_client_out(page: str, method: str, settings: Any) -> None:
-    """Sixty clients view the form, from one address and from many. No request is refused, and a
-    login afterwards is allowed.
-    """
+    """Sixty clients view it, and a login afterwards is allowed."""
     login = recipe(page, "Login")["Login"].as_view()
     requests = RequestFactory()
 
@@ -147,9 +145,7 @@ def test_viewing_a_login_form_locks_no_client_out(page: str, method: str, settin
 def test_similar_user_names_allow_no_more_guesses_than_the_address(
     without: str, allowed: int, settings: Any
 ) -> None:
-    """A login as ADA resets the failures for ada from that address, as the page states, but no
-    other limit: thirty guesses are made in all, or five without `reset_if`.
-    """
+    """A login as ADA resets the failures for ada, but no other limit."""
     serve_login(settings, without)
     User.objects.create_user("ada", password="other")
     User.objects.create_user("ADA", password="lovelace")
@@ -161,9 +157,7 @@ def test_similar_user_names_allow_no_more_guesses_than_the_address(
 
 
 def test_a_cleared_cache_forgets_counts_and_bans_in_its_database_only(settings: Any) -> None:
-    """Limits in the database of the cache start anew. With an alias of their own, for another
-    database, they stay.
-    """
+    """An alias for another database keeps its limits."""
     limiter = RateLimiter("cleared", "1/h", ban_after=1, ban_for="1h")
 
     def hits() -> list[bool]:

@@ -117,9 +117,7 @@ def test_forged_entries_do_not_change_the_address_behind_two_proxies(
 
 @pytest.mark.parametrize("trusted", [None, 0, ["192.168.0.0/16"]])
 def test_headers_are_ignored_without_trusted_proxies(trusted: Any, settings: Any) -> None:
-    """This applies if no proxy setting is configured, if the number of proxies is 0, and if the
-    peer is not a trusted proxy.
-    """
+    """So they are if the peer is not a trusted proxy."""
     settings.RATELIMIT_TRUSTED_PROXIES = trusted
     for sent in corpus("x-forwarded-for"):
         assert address(sent, peer=CLIENT) == CLIENT
@@ -148,9 +146,7 @@ def test_headers_are_ignored_without_trusted_proxies(trusted: Any, settings: Any
 def test_headers_of_honest_proxies_are_parsed(
     header: str | None, peer: str, expected: str | None
 ) -> None:
-    """Ports, brackets, zones, IPv4-mapped addresses, Unix sockets and missing entries each have a
-    defined result.
-    """
+    """They may have ports, brackets and zones, or come by a Unix socket."""
     assert address(header, peer) == expected
 
 
@@ -175,9 +171,7 @@ def test_the_reason_for_an_address_is_explained(header: str | None, why: str) ->
 
 
 def test_a_socket_is_trusted_only_if_it_is_configured(settings: Any) -> None:
-    """An empty REMOTE_ADDR is trusted as a socket only if "unix" is configured, or a number of
-    proxies.
-    """
+    """It is if the setting has "unix", or is a number of proxies."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["10.0.0.0/8"]
     assert address(CLIENT, "") is None
     settings.RATELIMIT_TRUSTED_PROXIES = 1
@@ -185,9 +179,7 @@ def test_a_socket_is_trusted_only_if_it_is_configured(settings: Any) -> None:
 
 
 def test_a_header_with_fewer_entries_than_proxies_has_bypassed_them(settings: Any) -> None:
-    """If there are fewer entries than proxies, the client may have sent the header itself, so the
-    peer's address is counted.
-    """
+    """The client may have sent it, so the peer's address is counted."""
     settings.RATELIMIT_TRUSTED_PROXIES = 3
     assert address(f"{SPOOFED}, {SPOOFED}", CLIENT) == CLIENT
     assert address(None, CLIENT) == CLIENT
@@ -210,9 +202,7 @@ def test_the_number_of_proxies_in_a_chain_is_bounded() -> None:
 def test_a_forged_header_raises_no_exception_and_spoofs_no_address(
     sent: str, hops: list[str], kind: str, counted: bool
 ) -> None:
-    """For any text before the entries of trusted proxies, no exception is raised, and the address
-    is the client's own.
-    """
+    """The entries of trusted proxies follow any text."""
     trusted = len(hops) + 1 if counted else PROXIES
     appended = [CLIENT, *hops]
     if kind == "Forwarded":

@@ -34,9 +34,7 @@ KINDS = ["get", "post", "json", "data", "header", "kwarg"]
 
 @cache
 def every() -> list[str]:
-    """Return all Unicode characters that are white space, or that NFKC or a change of
-    case changes.
-    """
+    """Return all characters that are white space, or that NFKC or a change of case changes."""
 
     def changes(one: str) -> bool:
         return len({one, unicodedata.normalize("NFKC", one), one.upper(), one.lower()}) > 1
@@ -45,9 +43,7 @@ def every() -> list[str]:
 
 
 def alike() -> dict[str, list[str]]:
-    """Return, for each form of a character, all characters that NFKC and changes of case
-    map to it.
-    """
+    """Return all characters that NFKC and changes of case map to each form of a character."""
     found = defaultdict(set)
     for character in every():
         plain = unicodedata.normalize("NFKC", character)
@@ -88,9 +84,7 @@ def cleaned(text: str) -> str | None:
 def test_names_that_djangos_login_treats_as_equal_are_one_identity(
     pair: tuple[str, str],
 ) -> None:
-    """This also applies if the login backend ignores case by comparing in upper case, in lower case
-    or casefolded.
-    """
+    """The login backend may ignore case in any way."""
     one, other = (cleaned(text) for text in pair)
     if one is None or other is None:
         return
@@ -109,9 +103,7 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
 
 
 def test_no_single_character_has_two_normalized_spellings() -> None:
-    """For all of Unicode, characters that differ only in case or compatibility have the same
-    normalized text, which is stable.
-    """
+    """Characters that differ only in case or compatibility have one stable text."""
     assert SPACES
     for way in (
         str.upper,
@@ -127,9 +119,7 @@ def test_no_single_character_has_two_normalized_spellings() -> None:
 
 
 def test_long_text_is_normalized_cheaply() -> None:
-    """Text longer than the maximum is not normalized in quadratic time, and different long texts
-    stay different identities.
-    """
+    """It takes no quadratic time, and different long texts stay different."""
     marks = "a" + "\u0315\u0300\u0327\u05b0" * MAX_TEXT_LENGTH
     assert normalize_text(f" {marks}\n") == marks
     assert normalize_text("A" * 100_000) == "a" * 100_000
@@ -152,9 +142,7 @@ def requests(rf: RequestFactory, kind: str, value: str) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @given(pair=spelled(st.sampled_from(NAMES)))
 def test_text_of_every_field_kind_is_normalised(kind: str, pair: tuple[str, str]) -> None:
-    """Forms, JSON, the query, headers and arguments of the route are normalized. With `exact:` they
-    are not.
-    """
+    """With `exact:` it is not."""
     rf = RequestFactory()
     read, exact = compile_key(f"{kind}:name").read, compile_key(f"exact:{kind}:name").read
     one, other = (requests(rf, kind, text) for text in pair)
@@ -173,9 +161,7 @@ def test_cookies_are_case_sensitive(rf: RequestFactory) -> None:
 )
 @given(pair=spelled(st.sampled_from(NAMES)))
 def test_overrides_normalise_like_keys(field: str, pair: tuple[str, str]) -> None:
-    """Another spelling of a blocked name is blocked too, because keys and overrides have the same
-    digest. With `exact:`, only the same spelling is.
-    """
+    """With `exact:`, only the same spelling is blocked."""
     override = RateLimitOverride(field=field, effect="block")
     override.set_value(pair[0])
     override.prepare()
@@ -235,9 +221,7 @@ def test_a_number_in_json_is_the_number_that_int_makes_of_it(
 
 
 def test_a_long_number_is_read_in_bounded_time() -> None:
-    """All numbers that Python accepts by default are read, with all of their underscores. Python
-    can be configured to parse numbers of any length, which takes quadratic time.
-    """
+    """Python may be configured to parse any length, in quadratic time."""
     assert normalize_number(" " * 9000 + "-" + "_".join("1" * 4300)) == "-" + "1" * 4300
     limit = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)

@@ -14,9 +14,7 @@ from django_ratelimit_lua.testing import move_clock, override_ratelimits
 
 
 def test_settings_apply_only_inside_the_block() -> None:
-    """`enabled` and `rules` have short names, and any other setting has its full name. All are
-    restored after the block.
-    """
+    """`enabled` and `rules` are short names of settings."""
     with override_ratelimits(enabled=False, rules=[{"name": "x"}], RATELIMIT_ALGORITHM="gcra"):
         assert (conf.ENABLE, conf.RULES, conf.ALGORITHM) == (False, [{"name": "x"}], "token_bucket")
     assert (conf.ENABLE, conf.RULES, conf.ALGORITHM) == (True, [], "sliding_window")
@@ -40,9 +38,7 @@ def test_each_use_has_its_own_prefix() -> None:
 
 
 def test_a_clock_stands_still_until_it_is_moved() -> None:
-    """`advance` takes seconds or a `timedelta`, which may be negative. After the block, the usual
-    clock continues.
-    """
+    """`advance` takes seconds or a `timedelta`, also a negative one."""
     with move_clock() as clock:
         started = decide.now_us()
         clock.advance(1.5)

@@ -40,9 +40,7 @@ class Scoped(ScopedRateThrottle):
 
 @pytest.mark.parametrize("rate", ["5/month", "ten/m", "5", "5/fortnight"])
 def test_an_invalid_rate_names_its_scope(rate: str) -> None:
-    """Creating a throttle with an invalid rate raises an error that names the scope, and no rate is
-    guessed.
-    """
+    """The error is raised when the throttle is created."""
     with pytest.raises(
         ImproperlyConfigured, match=f"scope 'anon': (Rate {rate!r}|5 is a number of slots)"
     ):
@@ -50,9 +48,7 @@ def test_an_invalid_rate_names_its_scope(rate: str) -> None:
 
 
 def test_a_throttle_without_scope_or_rate_is_an_error() -> None:
-    """A throttle without a scope or rate raises `ImproperlyConfigured`, and one without a cache key
-    `NotImplementedError`, as in DRF.
-    """
+    """The exceptions are those of DRF."""
     with pytest.raises(ImproperlyConfigured, match="scope"):
         SimpleRateThrottle()
     throttle = type("Half", (SimpleRateThrottle,), {"rate": "5/m"})()
@@ -76,9 +72,7 @@ def test_a_throttle_without_scope_or_rate_is_an_error() -> None:
 def test_one_client_is_one_identity_for_throttles(
     one: str, same: str, other: str, throttle: Any, proxies: int | None, settings: Any
 ) -> None:
-    """All addresses of a /64 network are one identity, and ports, brackets and zones are ignored.
-    That applies to each setting of proxies.
-    """
+    """A /64 network is one client. Ports, brackets and zones are ignored."""
     settings.RATELIMIT_TRUSTED_PROXIES = 1
     settings.REST_FRAMEWORK = {"NUM_PROXIES": proxies}
     view = SimpleNamespace(throttle_scope="uploads")

@@ -51,9 +51,7 @@ def test_an_override_exempts_changes_or_blocks_a_charge() -> None:
 
 
 def test_a_block_for_all_rules_needs_no_rule() -> None:
-    """It refuses a request without enforced charges, but only at entry points that apply
-    all rules.
-    """
+    """It refuses only at entry points that apply all rules."""
     overrides = known(Override(1))
     (blocked,), _ = apply_overrides([], overrides, True, "owner")
     state = blocked.state
@@ -94,9 +92,7 @@ FOUND = Overrides(
 
 
 def test_the_overrides_of_a_request_are_found(rf: RequestFactory) -> None:
-    """They are those of the signed-in user, and of the address and its networks. A missing user or
-    address has none.
-    """
+    """A missing user or address has none."""
     request = rf.get("/", REMOTE_ADDR="192.0.2.9")
     ada = SimpleNamespace(pk=7, is_authenticated=True)
 
@@ -112,9 +108,7 @@ def test_the_overrides_of_a_request_are_found(rf: RequestFactory) -> None:
 
 
 def test_the_digests_of_a_client_are_those_that_charges_count(settings: Any) -> None:
-    """There is one for each known key. An identity that callers share, such as a missing value,
-    identifies no client.
-    """
+    """An identity that callers share identifies no client."""
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "now", ["before"]
     limit, ip, pair = Limit("x", "5/h"), ("ip", "192.0.2.9"), (("ip", "192.0.2.9"), ("user", None))
 
@@ -130,9 +124,7 @@ def test_the_digests_of_a_client_are_those_that_charges_count(settings: Any) -> 
 
 
 def test_an_undetermined_value_does_not_prevent_other_overrides(rf: RequestFactory) -> None:
-    """If the database is unavailable, overrides by user are skipped and others apply. Django's own
-    exceptions refuse the request.
-    """
+    """Django's own exceptions refuse the request."""
 
     def fail(error: type[Exception]) -> Any:
         raise error

@@ -112,9 +112,7 @@ COSTS = [1, 0, lambda group, request: 2, three]
     ("key", "rate", "cost"), list(itertools.product(KEYS, RATES, COSTS)), ids=lambda value: None
 )
 def test_sync_and_async_gathering_give_the_same_result(key: Any, rate: Any, cost: Any) -> None:
-    """The charges are equal for any combination of keys, rates and costs, including functions and
-    coroutines.
-    """
+    """Keys, rates and costs may be functions and coroutines."""
     rules = [
         call_site(None, key, rate, None, cost, {}),
         call_site("other", key, "1/s", ["GET"], 1, {}),
@@ -143,9 +141,7 @@ def test_sync_and_async_gathering_give_the_same_result(key: Any, rate: Any, cost
 def test_groups_are_loaded_only_if_a_rule_needs_them(
     kind: str, audience: list[str], who: Any, is_met: bool, asks: int
 ) -> None:
-    """A rule applies only to its audience. The groups are loaded at most once per request, and only
-    if the result depends on them.
-    """
+    """They are loaded at most once per request. A rule applies to its audience."""
     rule = compile({"name": "x", "key": "ip", "rate": "5/h", "audience": audience})
     groups = getattr(who, "groups", Groups())
     before, request = groups.asked, asked_by(who)
@@ -156,9 +152,7 @@ def test_groups_are_loaded_only_if_a_rule_needs_them(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_gathered_values_are_reused_if_newer_rules_keep_the_call_sites(kind: str) -> None:
-    """Functions of the project are called once for both sets of rules. They are called again if a
-    rule has replaced the call site in between.
-    """
+    """Functions of the project are called once for both sets of rules."""
     calls: list[str] = []
 
     def rate(group: str, request: HttpRequest) -> str:
@@ -180,9 +174,7 @@ def test_gathered_values_are_reused_if_newer_rules_keep_the_call_sites(kind: str
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_rule_that_fails_is_replaced_by_its_call_sites(kind: str) -> None:
-    """The call site applies if the rule raises an exception. Exceptions that refuse the request,
-    and errors of the call site itself, are raised.
-    """
+    """Errors of the call site, and those that refuse the request, are raised."""
 
     def fail(group: str, request: HttpRequest) -> Any:
         raise ValueError("no")
@@ -207,9 +199,7 @@ def test_a_rule_that_fails_is_replaced_by_its_call_sites(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_rule_is_charged_completely_or_not_at_all(kind: str) -> None:
-    """If one of several rates is invalid, the rule charges nothing and calls neither its cost nor
-    its key.
-    """
+    """If one of its rates is invalid, neither its cost nor its key is called."""
     called: list[str] = []
 
     def cost(group: str, request: HttpRequest) -> int:
@@ -241,9 +231,7 @@ def scoped(rate: str, owner: str) -> Place:
 
 
 def test_charges_of_several_places_are_made_in_order() -> None:
-    """Each charge keeps its owner. Limits with the same name, such as throttles of one scope, are
-    distinguished by their rates.
-    """
+    """Limits with the same name are distinguished by their rates."""
     owners = ("second", "third", "fourth")
     places = [scoped("5/m", "first"), *(scoped("50/h", owner) for owner in owners)]
     planner = RequestPlanner(asked_by(), lambda ruleset: places)
@@ -265,9 +253,7 @@ def test_an_exempt_request_is_neither_charged_nor_blocked() -> None:
 
 
 def test_signal_receivers_get_the_refused_client() -> None:
-    """The signal is sent for each limit that refuses a hit. It is not sent for a peek or a decision
-    without Redis.
-    """
+    """No signal is sent for a peek or a decision without Redis."""
     heard: list[Any] = []
 
     def receiver(limit: str, mode: str, **kwargs: Any) -> None:
@@ -308,9 +294,7 @@ WITH_BLOCKS = Ruleset(
 
 @pytest.mark.parametrize("mode", ["enforce", "shadow"])
 def test_a_blocked_client_is_peeked_and_not_counted(mode: str) -> None:
-    """The call is a peek, which Redis answers, so that it reports when the block has ended.
-    A block of a limit in shadow mode refuses no request, so the call stays a hit.
-    """
+    """Redis reports when the block has ended. In shadow mode the call stays a hit."""
     rule = compile({"name": "x", "key": "ip", "rate": "5/h", "mode": mode})
     planner = RequestPlanner(asked_by(), [rule], operation="hit")
     gather(planner, WITH_BLOCKS)

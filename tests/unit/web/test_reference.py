@@ -29,9 +29,7 @@ def refused(who: bytes = ADA, state: LimitState = SEARCH, moment: int = NOW) -> 
 
 
 def test_a_reference_contains_the_limit_the_client_and_the_time() -> None:
-    """The limit is stored as a hash, and the client as the beginning of its digest. The same
-    refusal always has the same reference.
-    """
+    """It is always the same for a refusal."""
     text = reference_of(refused())
     assert re.fullmatch(r"[0-9A-HJKMNP-TV-Z]{4}(-[0-9A-HJKMNP-TV-Z]{4}){2}", text)
     assert text == reference_of(refused())

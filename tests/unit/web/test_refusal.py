@@ -51,9 +51,7 @@ TEXTS = {
 def test_the_reason_is_that_of_the_longest_wait(
     states: list[LimitState], reason: str, rf: RequestFactory
 ) -> None:
-    """If several limits refuse, the one with the longest wait gives the reason. Limits in shadow
-    mode are ignored.
-    """
+    """Limits in shadow mode are ignored."""
     refusal = refusal_of(rf.get("/"), Decision(False, tuple(states)))
     assert refusal.reason == reason
     assert (refusal.retry_after is None) == (reason != "wait")
@@ -72,9 +70,7 @@ def test_a_decision_is_logged_once(rf: RequestFactory, caplog: Any) -> None:
 
 @given(st.integers(1, 10**9))
 def test_a_time_in_words_is_never_too_short(seconds: int) -> None:
-    """The text is exact up to 90 seconds. A longer time is rounded up to whole minutes, hours or
-    days.
-    """
+    """It is exact up to 90 seconds, and then rounded up to whole units."""
     *_, count, unit = in_time(seconds).split()
     size = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}[unit.rstrip("s")]
     assert 0 <= int(count) * size - seconds < size

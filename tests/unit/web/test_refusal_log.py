@@ -32,9 +32,7 @@ def write(
 
 
 def test_a_log_record_contains_the_limit_the_client_and_the_path(caplog: Any) -> None:
-    """The text and the attributes of the record contain the same values. The address and the digest
-    are shortened, and the query is left out.
-    """
+    """Address and digest are shortened, and the query is left out."""
     write(REMOTE_ADDR="203.0.113.77", path="/search/?q=secret")
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("django_ratelimit_lua.refused", logging.WARNING)
@@ -80,9 +78,7 @@ def admit(limit: str, identity: bytes, now: float) -> int | None:
 
 
 def test_a_client_is_logged_once_a_minute() -> None:
-    """A client is logged once a minute for each limit that refuses it. Refusals of unknown clients
-    are limited only as a flood is.
-    """
+    """Each limit has a record. Unknown clients are bounded as a flood is."""
     ada, grace = b"a" * 32, b"b" * 32
     assert [admit("search", ada, 1000.0 + second) for second in range(59)] == [0] + [None] * 58
     assert admit("search", grace, 1059.0) == 58
@@ -93,9 +89,7 @@ def test_a_client_is_logged_once_a_minute() -> None:
 
 
 def test_clients_skipped_in_a_flood_are_logged_later() -> None:
-    """A client whose record was skipped does not count as logged, so it is logged when the flood
-    has ended.
-    """
+    """They do not count as logged."""
     for client in range(MAX_OF_LIMIT):
         admit("search", b"%032x" % client, 1000.0)
     assert admit("search", b"a" * 32, 1000.0) is None
@@ -103,9 +97,7 @@ def test_clients_skipped_in_a_flood_are_logged_later() -> None:
 
 
 def test_a_flood_writes_few_records(caplog: Any) -> None:
-    """Thousands of refusals by one limit write ten records a minute. Refusals by another limit are
-    still logged.
-    """
+    """One limit writes ten records a minute. Other limits are still logged."""
     write(5000)
     assert MAX_OF_LIMIT <= len(caplog.records) <= MAX_OF_LIMIT + 10
     write(name="login")
@@ -113,9 +105,7 @@ def test_a_flood_writes_few_records(caplog: Any) -> None:
 
 
 def test_omissions_are_logged_with_the_next_record() -> None:
-    """After ten records in a minute, the others are counted for their limit, and the limit's next
-    record has their number.
-    """
+    """They are counted for each limit."""
     said = [admit("search", b"%032x" % client, 1000.0) for client in range(5000)]
     assert said == [0] * 10 + [None] * 4990
     assert admit("login", b"x" * 32, 1000.0) == 0

@@ -17,9 +17,7 @@ from django_ratelimit_lua.web.responses import too_many_requests
 def test_retry_after_is_whole_seconds_rounded_up(
     seconds: float | None, header: str | None, rf: RequestFactory
 ) -> None:
-    """The header is never less than the wait and never 0. It is absent if no retry would
-    succeed.
-    """
+    """It is never 0, and absent if no retry would succeed."""
     refused = Decision(False, (LimitState("x", False, 1, 1, 0, seconds, 1.0, 0.0),))
     response = too_many_requests(rf.get("/", headers={"accept": "application/json"}), refused)
     assert response.headers.get("Retry-After") == header
@@ -45,9 +43,7 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("kind", ACCEPTED)
 def test_the_accept_header_selects_the_kind_of_response(kind: str, rf: RequestFactory) -> None:
-    """A client without a preference, such as curl, gets plain text. So does one with an overlong
-    header.
-    """
+    """Without a preference, or with an overlong header, it is plain text."""
     for accept in ACCEPTED[kind]:
         response = too_many_requests(rf.get("/", headers={"accept": accept}), Decision(False))
         assert response["Content-Type"].partition(";")[0] == kind, accept

@@ -94,9 +94,7 @@ def seven(request: HttpRequest, outcome: Any) -> int:
 def test_the_options_of_the_call_site_apply(
     says: dict[str, Any], done: list[tuple[str, int]]
 ) -> None:
-    """Units are refunded at the moment from which they count. After a reset, nothing is
-    refunded.
-    """
+    """After a reset, nothing is refunded."""
     assert settled(charged(**says)) == done
 
 
@@ -123,9 +121,7 @@ async def afail(request: HttpRequest, outcome: Any) -> bool:
 def test_units_stay_counted_if_a_function_fails(
     says: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log reports the error once, with the name of the limit. Other limits are settled. A cost
-    that is no whole number from 0 to the maximum is an error, too.
-    """
+    """The log has one error with the name of the limit. Other limits are settled."""
     assert settled(charged(**says), charged(count_if=no)) == [("refund", 2)]
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("django_ratelimit_lua", "ERROR")
@@ -136,9 +132,7 @@ def test_units_stay_counted_if_a_function_fails(
 
 
 def test_a_call_that_took_no_units_refunds_none() -> None:
-    """A refused hit took no units. If Redis was unavailable, the functions of the call site are not
-    called.
-    """
+    """Without Redis, the functions of the call site are not called."""
     assert settled(charged(token=None, count_if=no)) == []
     every = charged(token=None, count_if=no, cost_after=seven, reset_if=yes)
     assert settled(every, source="fallback") == []
