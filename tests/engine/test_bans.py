@@ -68,9 +68,7 @@ def refused(ask: Asker, now: int, times: int = 1) -> Decision:
 
 
 def test_refusals_trigger_bans_with_the_lengths_of_the_list() -> None:
-    """Each ban is exactly as long as its entry. Hits during a ban change nothing, and the last
-    entry repeats.
-    """
+    """Each ban is exactly as long as its entry."""
     ask, now = Asker(banning(ban_for="1m,4m,2m")), START
     assert ask(now)
     assert ask(now)
@@ -128,9 +126,7 @@ def test_offences_count_until_the_end_of_their_window() -> None:
 
 
 def test_earlier_bans_are_forgotten_after_the_longest_ban_duration() -> None:
-    """They are forgotten when the last entry has passed since the end of the last ban, and not
-    one microsecond earlier.
-    """
+    """The duration begins at the end of the last ban, and is exact to the microsecond."""
     for later, minutes in ((-1, 10), (0, 1)):
         ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1m,10m"))
         refused(ask, START)
@@ -141,9 +137,7 @@ def test_earlier_bans_are_forgotten_after_the_longest_ban_duration() -> None:
 
 
 def test_offences_do_not_prolong_the_time_that_bans_are_remembered() -> None:
-    """The time begins at the end of the last ban, which an unban moves. Later offences do not
-    matter.
-    """
+    """The time begins at the end of the last ban, which an unban moves."""
     limit = Limit("login", "0/s", ban_after=2, ban_window="1h", ban_for="1m,10m")
     for ends in (START + MINUTE, START + 30 * SECOND):
         for later, times in ((-1, 2), (0, 1)):
@@ -171,9 +165,7 @@ def test_allowed_hits_write_no_state_of_bans(direct: redis.Redis) -> None:
 
 
 def test_during_a_ban_no_state_is_written(direct: redis.Redis) -> None:
-    """Neither the limit that bans, even with `count_denied`, nor the other limits of the call
-    write a state.
-    """
+    """Neither by the limit that bans nor by the other limits of the call."""
     other = Limit("other", "100/h", algorithm="fixed_window")
     counts = Limit("counts", "1/h", algorithm="sliding_log", count_denied=True)
     ask = Asker(banning(), counts, other)
@@ -188,9 +180,7 @@ def test_during_a_ban_no_state_is_written(direct: redis.Redis) -> None:
 
 
 def test_a_manual_ban_lasts_for_the_given_duration() -> None:
-    """It may be longer than automatic bans. Without a duration, it is as long as the next
-    automatic ban would be.
-    """
+    """It may be longer than automatic bans."""
     ask = Asker(banning(ban_for="1m,2m"))
     ban = ban_of(ask(START, "ban", 3600 * SECOND).limits[0])
     assert ban == Ban(START + 3600 * SECOND, offences=0, times=0, is_new=True)
@@ -228,9 +218,7 @@ def test_a_shadow_ban_is_reported_and_refuses_no_hit() -> None:
 
 @pytest.mark.parametrize("seconds", [1, 3600, 365 * 86400])
 def test_a_clock_that_is_set_back_prolongs_no_ban(seconds: int) -> None:
-    """After a step of up to a minute, the ban ends as much earlier, and counts. After a larger one,
-    all offences and bans are forgotten.
-    """
+    """After a step of up to a minute, the ban ends as much earlier, and counts."""
     ask, now = Asker(Limit("login", "0/s", ban_after=2, ban_for="10m")), START - seconds * SECOND
     refused(ask, START)
     refused(ask, START)
@@ -245,9 +233,7 @@ def test_a_clock_that_is_set_back_prolongs_no_ban(seconds: int) -> None:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_concurrent_refusals_trigger_exactly_one_ban(algorithm: str) -> None:
-    """A hundred threads are refused at once. One decision reports the new ban, with the exact
-    number of offences.
-    """
+    """A hundred threads are refused at once."""
     options: dict[str, Any] = {"queue": 1, "max_wait": 0} if algorithm == "leaky_bucket" else {}
     limit = Limit("login", "2/h", algorithm=algorithm, ban_after=10, ban_for="1h", **options)
     ask = Asker(limit)
@@ -267,17 +253,10 @@ LOG = Path(__file__).parents[1] / "logs" / "nasa.tsv"
 
 @pytest.mark.parametrize("algorithm", ["sliding_log", "token_bucket", "fixed_window"])
 def test_a_real_log_is_banned_like_the_reference_model(algorithm: str) -> None:
-    """The requests of a night in 1995 are decided host by host. All verdicts, bans and moments
-    are equal. Some hosts are banned several times.
-    """
+    """The requests of a night in 1995 are decided host by host."""
     lines = [line.split("\t") for line in LOG.read_text(encoding="latin-1").splitlines()[1:]]
     limit = Limit(
-        "log",
-        "2/20s",
-        algorithm=algorithm,
-        ban_after=2,
-        ban_window="1m",
-        ban_for="1m,2m,10m",
+        "log", "2/20s", algorithm=algorithm, ban_after=2, ban_window="1m", ban_for="1m,2m,10m"
     )
     hosts: dict[str, Any] = {}
     prefix, most = b"log%d:" % next(Asker.serial), 0

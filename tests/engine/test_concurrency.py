@@ -40,9 +40,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def crowd() -> Iterator[list[ChildProcess]]:
-    """Processes that wait for a line saying what to hit, and answer with how many hits were
-    admitted.
-    """
+    """Yield processes that hit what a line names, and print the number of admitted hits."""
     workers = [ChildProcess(WORKER) for _ in range(PROCESSES)]
     for worker in workers:
         assert worker.stdout.readline() == "ready\n"
@@ -71,9 +69,7 @@ def test_eight_processes_of_four_threads_admit_exactly_n(
 def test_a_call_that_one_limit_refuses_costs_the_others_nothing(
     algorithm: str, crowd: list[ChildProcess], prefix: str
 ) -> None:
-    """One call has three limits, the smallest of 40. It admits 40 hits, and each limit has
-    counted only those.
-    """
+    """One call has three limits, the smallest of 40."""
     assert admitted(crowd, prefix, algorithm, LIMIT, 40, THREADS, HITS) == 40
     limiter = RateLimiter("crowd", [f"{LIMIT}/h", "100000/h", "40/h"], algorithm=algorithm)
     states = limiter.peek("everyone").limits

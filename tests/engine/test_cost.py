@@ -19,9 +19,7 @@ INSIDE = "get set del time zadd zcount zrange zremrangebyscore pexpire hget"
 
 
 def calls(direct: redis.Redis) -> dict[str, int]:
-    """How often each command was asked for from outside, since the statistics were last reset; but
-    for what counts refusals, once a second and beside the requests.
-    """
+    """Return how often each command was called from outside, without those of statistics."""
     statistics = direct.info("commandstats")
     names = {
         name.removeprefix("cmdstat_"): int(entry["calls"]) for name, entry in statistics.items()

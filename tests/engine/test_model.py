@@ -192,9 +192,7 @@ EXAMPLES = settings(
 @EXAMPLES
 @given(data=st.data(), script=steps)
 def test_one_limit_decides_like_its_reference_model(algorithm: str, data: Any, script: Any) -> None:
-    """Hits, peeks, refunds, partial hits, edits and a clock that steps back give the same
-    numbers as the model.
-    """
+    """Scripts have hits, refunds, edits and a clock that steps back."""
     compare(data, [algorithm], script)
 
 
@@ -215,9 +213,7 @@ def test_many_limits_decide_like_their_reference_models(
 @EXAMPLES
 @given(data=st.data(), script=scripts([*ACTIONS, "hit", "hit", "ban", "unban"]))
 def test_bans_decide_like_their_reference_model(algorithm: str, data: Any, script: Any) -> None:
-    """Offences, windows, growing bans, forgetting, manual bans, unbans, edits and a clock that
-    steps back give the same moments as the model, under any limit.
-    """
+    """Scripts have offences, manual bans, edits and a clock that steps back."""
     compare(data, [algorithm], script, bans=True)
 
 

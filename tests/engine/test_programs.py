@@ -12,13 +12,7 @@ import redis
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS, BY_RATE
 from django_ratelimit_lua.limits.algorithms.concurrency import new_slot
-from django_ratelimit_lua.limits.call import (
-    MAX_COST,
-    Call,
-    Charge,
-    Revision,
-    StaleRules,
-)
+from django_ratelimit_lua.limits.call import MAX_COST, Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.store import get_store
@@ -55,9 +49,7 @@ def test_a_key_of_another_type_is_an_error_of_the_store(
 
 @pytest.mark.parametrize(("algorithm", "other"), list(itertools.permutations(BY_RATE, 2)))
 def test_another_algorithm_begins_a_new_count(algorithm: str, other: str) -> None:
-    """A limit whose algorithm is edited counts from 0. With the first algorithm again, it continues
-    with that count.
-    """
+    """A limit whose algorithm is edited counts from 0."""
     who, used = b"%032d" % next(serial), []
     for name in (algorithm, other, other, algorithm):
         call = Call([Charge(Limit("edited", "5/h", algorithm=name), who)], prefix=b"e:", now=START)
@@ -104,17 +96,3 @@ def test_a_token_bucket_refunds_any_number_of_units(direct: redis.Redis) -> None
         assert (
             get_store().decide(Call([Charge(limit, who, 1)], "peek", now=now)).limits[0].used == 0
         )
-
-
-@pytest.mark.parametrize("algorithm", BY_RATE)
-def test_every_script_reports_stale_rules(algorithm: str, direct: redis.Redis) -> None:
-    """The fence is the same text: an old revision decides nothing, the current one does."""
-    who, current = b"%032d" % next(serial), Revision.of(9, "01234567", "89abcdef")
-    key = b"fence:" + who
-    direct.hset(key, "revision", current.text)
-    call = Call([Charge(Limit("f", "5/m", algorithm=algorithm), who)], prefix=b"f:", fence=key)
-    for other in (Revision.of(8, "01234567", "89abcdef"), Revision.of(9, "01234567", "76543210")):
-        with pytest.raises(StaleRules) as stale:
-            get_store().decide(call._replace(revision=other))
-        assert stale.value.current == current
-    assert get_store().decide(call._replace(revision=current)).limits[0].used == 1

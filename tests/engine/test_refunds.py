@@ -100,9 +100,7 @@ def units_between(hits: list[Hit], first: int, last: int) -> int:
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), script=scripts)
 def test_refunds_never_let_a_window_be_exceeded(algorithm: str, rate: str, script: Any) -> None:
-    """Units that were not refunded never exceed the limit in any period, whatever is refunded in
-    between. In a fixed window, they are at most twice the limit.
-    """
+    """Units that were not refunded never exceed the limit, or twice that in a fixed window."""
     limit = make_limit(algorithm, rate, None)
     _, kept, _ = run_script(Asker(limit), script)
     most = limit.rate.limit * (2 if algorithm == "fixed_window" else 1)
@@ -141,9 +139,7 @@ def test_refunds_never_bring_turns_of_a_leaky_bucket_closer(rate: str, script: A
 def test_only_running_hits_count_if_all_others_are_refunded(
     algorithm: str, rate: str, burst: Any, script: Any
 ) -> None:
-    """If every hit is refunded, at any time and in any order, no hit is refused while fewer
-    units are in use than the limit has.
-    """
+    """No hit is refused while fewer units are in use than the limit has."""
     limit = make_limit(algorithm, rate, burst)
     ask, now, out = Asker(limit), START, []
     for action, later, cost, which in script:
@@ -166,9 +162,7 @@ def test_only_running_hits_count_if_all_others_are_refunded(
 
 @pytest.mark.parametrize("place", [2, 6, 11])
 def test_a_turn_that_is_given_back_affects_no_other_turn(place: int) -> None:
-    """One of twelve calls of a leaky bucket gives its turn back. The others keep theirs, and the
-    next call gets none of them. It gets the returned turn if that was the last one.
-    """
+    """One of twelve calls of a leaky bucket gives its turn back."""
     ask = Asker(Limit("back", "2/s", algorithm="leaky_bucket", queue=1000))
     turns = [ask(START).limits[0].counted_at for _ in range(12)]
     returned = turns.pop(place)

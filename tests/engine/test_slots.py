@@ -101,9 +101,7 @@ steps = st.lists(
 @settings(max_examples=examples(250), deadline=None, suppress_health_check=list(HealthCheck))
 @given(limit=st.sampled_from([1, 2, 3, 1, 2, 0]), script=steps)
 def test_slots_decide_like_their_reference_model(limit: int, script: Any) -> None:
-    """Hits, peeks, releases of own, foreign and ended slots, renewals, time that passes and a clock
-    that is set back: every number is the model's.
-    """
+    """Scripts have hits, releases, renewals, and a clock that is set back."""
     given_limit = Limit("slots", str(limit), algorithm="concurrency")
     model = Model(limit)
     who, now = f"{next(serial):032d}".encode(), START
@@ -160,9 +158,7 @@ def test_enough_slot_operations_were_compared() -> None:
 
 @pytest.mark.parametrize("step", [-50_000, 50_000])
 def test_a_failover_to_a_slower_or_faster_clock_ends_no_slot_early(step: int) -> None:
-    """The clock of the new master differs by 50 ms. A slot that was renewed until just before its
-    end, by the clock of its holder, is held until that moment, and another caller is refused.
-    """
+    """The clock of the new master differs by 50 ms."""
     limit = Limit("slots", "2", algorithm="concurrency")
     who = f"{next(serial):032d}".encode()
     call = Call([Charge(limit, who)], "hit", b"s:", START)
@@ -177,9 +173,7 @@ def test_a_failover_to_a_slower_or_faster_clock_ends_no_slot_early(step: int) ->
 
 @pytest.mark.parametrize("seconds", [1, 3600, 365 * 86400])
 def test_a_clock_that_is_set_back_keeps_no_slot_longer_than_a_minute(seconds: int) -> None:
-    """After a step of up to a minute, the slot is held until its moment. A slot that ends more than
-    a minute too late is dropped. The retry time is exact.
-    """
+    """After a step of up to a minute, the slot is held until its moment."""
     limit = Limit("slots", "1", algorithm="concurrency")
     call = Call([Charge(limit, f"{next(serial):032d}".encode())], "hit", b"s:", START)
     assert get_store().decide(call._replace(slot=new_slot(10.0))).allowed

@@ -46,9 +46,7 @@ def shipped(settings: Any) -> None:
 def assert_no_outage(
     sources: Callable[[int], Counter[tuple[bool, str]]], count: int, settings: Any
 ) -> None:
-    """Redis decides all calls. Other processes may delay it on a busy machine, so there are three
-    attempts, and a real fault fails in each.
-    """
+    """Redis decides all calls."""
     expected = Counter({(True, "redis"): 10, (False, "redis"): count - 10})
     for who in range(3):
         found = sources(who)
@@ -81,9 +79,7 @@ def test_a_burst_of_coroutines_is_decided(count: int, policy: str, settings: Any
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("count", [10, 300])
 def test_a_burst_of_threads_is_decided(count: int, policy: str, settings: Any) -> None:
-    """There are more threads than connections, and they begin at the same moment. Redis decides all
-    calls.
-    """
+    """There are more threads than connections, and they begin at the same moment."""
     settings.RATELIMIT_TIMEOUT = (
         0.25  # Hundreds of threads keep a small machine's processors from its Redis, too.
     )
@@ -109,9 +105,7 @@ def test_a_burst_of_threads_is_decided(count: int, policy: str, settings: Any) -
 def test_a_burst_of_calls_that_wait_for_the_rules_is_decided(
     others_are_answered: bool, left: float
 ) -> None:
-    """The threads of a new process wait for the thread that loads the rules. While Redis is
-    replying, the wait uses none of a call's deadline, and otherwise half of it.
-    """
+    """The threads of a new process wait for the thread that loads the rules."""
     deadline = Deadline(0.1)
     with provider._lock:
         waiting = threading.Thread(target=load_ruleset, args=(None, deadline))
@@ -159,10 +153,7 @@ async def answered(port: int, path: str) -> int:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("view", ["async", "sync"])
 def test_a_burst_of_requests_is_decided(site: int, view: str, policy: str) -> None:
-    """Sync and async views are limited exactly, on an event loop and in 200 threads. On a busy
-    machine, Redis may reply later than the deadline. So the burst is tried three times, with a new
-    count, after the pause that follows an outage.
-    """
+    """Sync and async views are limited exactly, on an event loop and in 200 threads."""
 
     async def send(number: int) -> list[int]:
         return await asyncio.gather(

@@ -76,6 +76,11 @@ def key_of(limiter: RateLimiter, identity: str) -> bytes:
     return build_call([Charge(limiter.limits[0], digest(identity))]).keys()[0]
 
 
+def another_master(found: Cluster, key: bytes) -> Any:
+    """Return a master that does not have the key."""
+    return next(server for server in found.servers[:MASTERS] if server is not found.master_of(key))
+
+
 def sizes(found: Cluster) -> list[int]:
     counts = []
     for server in found.servers[:MASTERS]:
@@ -85,9 +90,7 @@ def sizes(found: Cluster) -> list[int]:
 
 
 def test_limits_and_the_cache_use_all_masters(cluster: Cluster) -> None:
-    """Sync and async hits of an identity share a count, identities are distributed over the
-    masters, and Django's cache works.
-    """
+    """Sync and async hits share a count, identities use all masters, and Django's cache works."""
     limiter = RateLimiter("x", "3/h")
 
     async def ahits(identity: str) -> list[bool]:
@@ -95,12 +98,8 @@ def test_limits_and_the_cache_use_all_masters(cluster: Cluster) -> None:
 
     for number in range(40):
         who = f"client {number}"
-        assert [limiter.hit(who).allowed for _ in range(2)] + asyncio.run(ahits(who)) == [
-            True,
-            True,
-            True,
-            False,
-        ]
+        found = [limiter.hit(who).allowed for _ in range(2)] + asyncio.run(ahits(who))
+        assert found == [True, True, True, False]
     assert min(sizes(cluster)) > 0
     limiter.reset("client 0")
     asyncio.run(limiter.areset("client 1"))
@@ -151,9 +150,7 @@ ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log")
 def test_identities_in_several_slots_are_decided_as_on_one_server(
     seed: int, cluster: Cluster, settings: Any
 ) -> None:
-    """This holds for costs, partial hits, shadow limits and counted refusals. All numbers equal
-    those of a single server for the same calls.
-    """
+    """This holds for costs, partial hits, shadow limits and counted refusals."""
     chance = random.Random(seed)
     now = 1_750_000_000_000_000
     limits = []
@@ -271,9 +268,7 @@ def test_edited_rules_apply_in_a_cluster_within_a_second(cluster: Cluster) -> No
 
 
 def test_a_slot_that_moves_under_load_loses_and_repeats_no_hit(mortal: Cluster) -> None:
-    """Threads hit identities while the slot moves between masters key by key, and each hit counts
-    once.
-    """
+    """Threads hit identities while the slot moves key by key, and each hit counts once."""
     limiter = RateLimiter("x", "100000/h", algorithm="fixed_window")
     both = RateLimiter("both", ["100000/h", "200000/h"], algorithm="fixed_window")
     key = key_of(limiter, "x")
@@ -291,8 +286,7 @@ def test_a_slot_that_moves_under_load_loses_and_repeats_no_hit(mortal: Cluster) 
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(hits) for _ in range(4)]
         for _ in range(6):
-            source = mortal.master_of(key)
-            target = next(server for server in mortal.servers[:MASTERS] if server is not source)
+            target = another_master(mortal, key)
             mortal.move(key, target, while_moving=lambda: time.sleep(0.05))
         stop.set()
         count = sum(one.result() for one in running)
@@ -305,16 +299,13 @@ def test_a_slot_that_moves_under_load_loses_and_repeats_no_hit(mortal: Cluster) 
 def test_several_limits_of_a_new_client_wait_until_their_hash_slot_has_moved(
     mortal: Cluster, settings: Any, timeout: float
 ) -> None:
-    """A server refuses several new keys while their slot moves (TRYAGAIN). A hit is tried again
-    until the slot has moved, and decided by the fallback if that is after its deadline.
-    """
+    """A server refuses several new keys while their slot moves (TRYAGAIN)."""
     settings.RATELIMIT_TIMEOUT = timeout
     reset_rules()
     limiter = RateLimiter("both", ["100/h", "200/d"])
     limiter.peek("a")
     key = key_of(limiter, "x")
-    source = mortal.master_of(key)
-    target = next(server for server in mortal.servers[:MASTERS] if server is not source)
+    target = another_master(mortal, key)
     times = []
 
     async def ahit() -> str:
@@ -351,28 +342,21 @@ def test_a_process_with_an_outdated_slot_map_is_redirected(mortal: Cluster) -> N
     limiter = RateLimiter("x", "100/h")
     limiter.hit("x")
     key = key_of(limiter, "x")
-    target = next(
-        server for server in mortal.servers[:MASTERS] if server is not mortal.master_of(key)
-    )
+    target = another_master(mortal, key)
     mortal.move(key, target)
 
     async def ahit() -> int:
         return (await limiter.ahit("x")).limits[0].used
 
-    assert [
-        limiter.hit("x").limits[0].used,
-        asyncio.run(ahit()),
-        limiter.hit("x").limits[0].used,
-    ] == [2, 3, 4]
+    found = [limiter.hit("x").limits[0].used, asyncio.run(ahit()), limiter.hit("x").limits[0].used]
+    assert found == [2, 3, 4]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_master_that_dies_or_hangs_affects_only_its_slots(
     how: int, mortal: Cluster, settings: Any
 ) -> None:
-    """The policy decides for its slots until the replica takes over with the counts. Other slots
-    are not affected, and no call lasts longer than the deadline.
-    """
+    """The policy decides for its slots until the replica takes over with the counts."""
     settings.RATELIMIT_TIMEOUT = 0.3
     limiter = RateLimiter("x", "1000000/h")
     limiter.hit("x")
@@ -448,9 +432,7 @@ def test_a_hanging_master_of_the_rules_does_not_affect_other_slots(
 
 
 def test_one_request_compares_the_rules_shortly_before_they_are_too_old() -> None:
-    """The other calls continue with known rules during the comparison. When the rules are too old,
-    every call compares them.
-    """
+    """The other calls continue with known rules during the comparison."""
     now = time.monotonic()
     charges = [Charge(Limit("x", "1/h"), b"x" * 32)]
     one = Call(charges, revision=NO_RULES, prefix=b"p:")
@@ -468,9 +450,7 @@ def test_one_request_compares_the_rules_shortly_before_they_are_too_old() -> Non
 
 
 def test_a_comparison_of_rules_that_began_before_a_change_is_ignored() -> None:
-    """A reply from before this process published, or received a message, does not confirm the
-    rules.
-    """
+    """A reply from before this process published does not confirm the rules."""
     freshness, asked_at = Freshness(), time.monotonic()
     call = Call([], revision=NO_RULES, fence=b"f")
     freshness.expire()
@@ -498,9 +478,7 @@ def test_a_process_starts_while_some_nodes_are_down(mortal: Cluster, settings: A
 
 
 def test_a_server_that_is_not_a_cluster_is_reported(settings: Any) -> None:
-    """Another database than 0 and a Unix socket are reported. A single server behind the factory is
-    a store failure.
-    """
+    """Another database than 0 and a Unix socket are reported."""
     options = {"CONNECTION_FACTORY": "django_ratelimit_lua.store.ClusterConnectionFactory"}
 
     def problem(location: str) -> str | None:
@@ -524,9 +502,7 @@ def test_a_server_that_is_not_a_cluster_is_reported(settings: Any) -> None:
 def test_settings_of_the_alias_reach_every_node(
     mortal: Cluster, settings: Any, prefix: str
 ) -> None:
-    """These are the user and the password. The documented rights are enough, also while
-    slots move.
-    """
+    """These are the user and the password."""
     rights = [f"+{command}" for command in f"{IN_SCRIPTS} {LIMITS} cluster|slots asking".split()]
     keys = f"~{prefix}*", f"&{prefix}*"
     for server in mortal.servers:
@@ -543,9 +519,7 @@ def test_settings_of_the_alias_reach_every_node(
             names |= {one["user"] for one in direct.client_list() if one["cmd"] == "evalsha"}
     assert names == {"limiter"}
     key = key_of(limiter, "elsewhere")
-    target = next(
-        server for server in mortal.servers[:MASTERS] if server is not mortal.master_of(key)
-    )
+    target = another_master(mortal, key)
     mortal.move(key, target, while_moving=lambda: limiter.hit("elsewhere"))
     assert limiter.hit("elsewhere").limits[0].used == 3
     limiter.reset("elsewhere")

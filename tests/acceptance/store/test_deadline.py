@@ -20,6 +20,7 @@ from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_replies import call, is_own, store_of
+from tests.acceptance.store.test_topologies import alias
 from tests.support.scripted_server import Scripted, bulk, drip, late, usual
 
 pytestmark = pytest.mark.alone
@@ -48,9 +49,7 @@ async def atimed(asking: Any) -> tuple[Any, float]:
 
 
 def assert_in_time(ask: Callable[[], float], most: float) -> None:
-    """A machine may be busy for a while, so there are five attempts, and a real delay fails in
-    each.
-    """
+    """Try five times, because the machine may be busy. A real delay fails each time."""
     assert any(ask() < most for _ in range(5)), most
 
 
@@ -73,9 +72,7 @@ def at_once(store: Store, kind: str, count: int) -> list[tuple[Any, float]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ["the decision", "a huge reply", "the greeting"])
 def test_a_slow_reply_is_given_up_at_the_deadline(what: str, kind: str, settings: Any) -> None:
-    """Reading a whole reply has one deadline. With a deadline for each byte, a byte every 30 ms
-    would take seconds.
-    """
+    """Reading a whole reply has one deadline."""
 
     def script(command: list[bytes]) -> Any:
         right = usual(lambda: server, command)
@@ -90,9 +87,7 @@ def test_a_slow_reply_is_given_up_at_the_deadline(what: str, kind: str, settings
 
     with Scripted(script) as server:
         location = f"redis://127.0.0.1:{server.port}/3"  # Which has to be selected.
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}
-        }
+        settings.CACHES = alias(location)
         store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
 
         def ask() -> float:
@@ -111,9 +106,7 @@ def test_a_slow_reply_is_given_up_at_the_deadline(what: str, kind: str, settings
 def test_an_endless_reply_is_given_up_at_the_deadline(
     announced: bytes, kind: str, settings: Any
 ) -> None:
-    """A reply to a decision that is too large is refused. The reply with the rules may be large, so
-    the time of reading it counts.
-    """
+    """A reply to a decision that is too large is refused."""
 
     def script(command: list[bytes]) -> Any:
         return endless if command[0] in (b"EVALSHA", b"HGETALL") else usual(lambda: server, command)
@@ -140,9 +133,7 @@ def test_an_endless_reply_is_given_up_at_the_deadline(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loading_the_script_has_no_deadline_of_its_own(kind: str, settings: Any) -> None:
-    """If a server reports late that it does not know the script, only the rest of the deadline is
-    left to load it.
-    """
+    """Only the rest of the call's deadline is left to load an unknown script."""
     deadline = 6 * DEADLINE
 
     def script(command: list[bytes]) -> Any:
@@ -168,17 +159,9 @@ def test_loading_the_script_has_no_deadline_of_its_own(kind: str, settings: Any)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_waiting_for_a_connection_and_a_reply_have_one_deadline(kind: str, settings: Any) -> None:
-    """With one connection and a hanging server, the last call in the queue gives up when the first
-    one does.
-    """
+    """The last call in the queue gives up when the first one does."""
     with Scripted(lambda command: late(b"", 0.5)) as server:
-        settings.CACHES = {
-            "default": {
-                "BACKEND": "django_redis.cache.RedisCache",
-                "LOCATION": server.url,
-                "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}},
-            }
-        }
+        settings.CACHES = alias(server.url, CONNECTION_POOL_KWARGS={"max_connections": 1})
         store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
 
         def ask() -> float:
@@ -194,9 +177,7 @@ def test_waiting_for_a_connection_and_a_reply_have_one_deadline(kind: str, setti
 def test_a_hanging_server_delays_hundreds_of_callers_no_longer_than_one(
     kind: str, settings: Any
 ) -> None:
-    """There are more callers than connections. Each call ends at its deadline, and then the store
-    pauses.
-    """
+    """There are more callers than connections."""
     with Server() as server:
         settings.RATELIMIT_TIMEOUT = DEADLINE
         store_of(settings, server.port, "single", DEADLINE)
@@ -216,9 +197,7 @@ def test_a_hanging_server_delays_hundreds_of_callers_no_longer_than_one(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_with_slow_replies_is_not_down(kind: str, settings: Any) -> None:
-    """Each reply takes a third of the deadline, and some calls wait for several replies before they
-    get a connection. All calls are decided.
-    """
+    """Each reply takes a third of the deadline, and calls wait for connections."""
     deadline = 6 * DEADLINE  # A machine that stands still for a moment does not miss it.
 
     def script(command: list[bytes]) -> Any:
@@ -226,13 +205,7 @@ def test_a_server_with_slow_replies_is_not_down(kind: str, settings: Any) -> Non
         return late(right, deadline / 3) if command[0] == b"EVALSHA" else right
 
     with Scripted(script) as server:
-        settings.CACHES = {
-            "default": {
-                "BACKEND": "django_redis.cache.RedisCache",
-                "LOCATION": server.url,
-                "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 4}},
-            }
-        }
+        settings.CACHES = alias(server.url, CONNECTION_POOL_KWARGS={"max_connections": 4})
         store = Store(ConnectionParams.of("default"), deadline, background=True)
         found = at_once(store, kind, 50)
         assert all(is_own(call(number), decided) for number, (decided, _) in enumerate(found))
@@ -241,9 +214,7 @@ def test_a_server_with_slow_replies_is_not_down(kind: str, settings: Any) -> Non
 
 
 def test_a_blocked_event_loop_is_not_an_outage(settings: Any) -> None:
-    """If the event loop is blocked for longer than the deadline, the replies are read afterwards,
-    also on connections that were being made meanwhile.
-    """
+    """The replies are read afterwards, also on connections that were being made."""
     with Server() as server:
         store = store_of(settings, server.port, "single", DEADLINE)
 
@@ -289,21 +260,13 @@ def test_threads_that_wait_for_the_interpreter_are_not_an_outage(settings: Any) 
 
 
 def test_a_cancelled_call_ends_at_once_and_loses_no_connection(settings: Any) -> None:
-    """A call can be cancelled while it waits for a connection, for its creation or for a reply. The
-    other calls get their own replies.
-    """
+    """A call can be cancelled while it waits for a connection, for its creation or for a reply."""
 
     def script(command: list[bytes]) -> Any:
         return late(usual(lambda: server, command), 0.02)
 
     with Scripted(script) as server:
-        settings.CACHES = {
-            "default": {
-                "BACKEND": "django_redis.cache.RedisCache",
-                "LOCATION": server.url,
-                "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 2}},
-            }
-        }
+        settings.CACHES = alias(server.url, CONNECTION_POOL_KWARGS={"max_connections": 2})
         store = Store(ConnectionParams.of("default"), 5, background=True)
 
         async def everything() -> None:
@@ -324,9 +287,7 @@ def test_a_cancelled_call_ends_at_once_and_loses_no_connection(settings: Any) ->
 
 
 def test_a_call_in_a_cancelled_task_still_has_a_deadline(settings: Any) -> None:
-    """A call that handles a cancellation, such as a refund, has the usual deadline and fails with
-    the usual error.
-    """
+    """An example is a refund when a request is cancelled."""
     with Scripted(lambda command: late(b"", 1)) as server:
         store = store_of(settings, server.port, "single", DEADLINE)
 

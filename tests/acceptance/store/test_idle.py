@@ -15,6 +15,7 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.store import asynchronous, get_store, server
 from django_ratelimit_lua.testing.server import Server
+from tests.acceptance.store.test_topologies import alias
 from tests.support.processes import until
 
 
@@ -22,9 +23,7 @@ from tests.support.processes import until
 def own(settings: Any) -> Iterator[redis.Redis]:
     """Return a client of a server that only the limiter uses."""
     with Server() as found, redis.Redis.from_url(found.url) as direct:
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": found.url}
-        }
+        settings.CACHES = alias(found.url)
         settings.RATELIMIT_TIMEOUT = 5
         reset_rules()
         yield direct
@@ -32,9 +31,7 @@ def own(settings: Any) -> Iterator[redis.Redis]:
 
 
 def open_connections(direct: redis.Redis) -> int:
-    """Return the number of connections that make decisions, without this client and the
-    listener.
-    """
+    """Return the number of connections that make decisions."""
     return sum(client["cmd"].startswith(("eval", "script")) for client in direct.client_list())
 
 

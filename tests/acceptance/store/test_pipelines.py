@@ -10,9 +10,7 @@ from django_ratelimit_lua.store import get_store
 
 
 def test_commands_sent_together_get_replies_in_order(prefix: str, direct: redis.Redis) -> None:
-    """An error among the replies is raised after all replies were read, so that the connection can
-    be used again.
-    """
+    """An error is raised after all replies were read, so the connection stays usable."""
     store = get_store(background=True)
     numbers, text = f"{prefix}numbers".encode(), f"{prefix}text".encode()
     direct.hset(numbers, mapping={"a": 1, "b": 2})

@@ -19,6 +19,7 @@ from django_redis.cache import RedisCache
 
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
+from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.store import Deadline
@@ -81,6 +82,11 @@ def store_of(settings: Any, port: int, kind: str, timeout: float = TIMEOUT) -> S
 def call(number: int, limits: int = 1, **options: Any) -> Call:
     digest = b"%032x" % number
     return Call([Charge(limit, digest) for limit in LIMITS[:limits]], prefix=b"s:", **options)
+
+
+async def decided_by(store: Store, kind: str, asked: Call) -> Decision:
+    """Make a sync or an async call."""
+    return store.decide(asked) if kind == "sync" else await store.adecide(asked)
 
 
 def is_own(asked: Call, decided: Any) -> bool:
@@ -205,9 +211,7 @@ def check_answers(outcomes: list[tuple[Call, Any]]) -> None:
 @pytest.mark.parametrize("chaos", [1, 2], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, settings: Any) -> None:
-    """Whatever the server sends, each reply has the numbers of its call's identity, or a StoreError
-    is raised. When the server is healthy again, each call is decided.
-    """
+    """Each reply has the numbers of its call's identity, or a StoreError is raised."""
     store = store_of(settings, chaos.server.port, kind)
 
     def ask(number: int) -> tuple[Call, Any]:
@@ -262,9 +266,7 @@ def test_coroutines_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, set
 
 @pytest.mark.parametrize("reply", [*ERRORS, *NO_REPLIES], ids=repr)
 def test_an_invalid_reply_is_a_store_error(reply: bytes, settings: Any) -> None:
-    """The parser's exceptions do not reach callers, and no reply is read as that of another call.
-    This applies to sync and async calls.
-    """
+    """The parser's exceptions do not reach callers, and the next call gets its own reply."""
     healthy = threading.Event()
     script = lambda command: usual(lambda: server, command) if healthy.is_set() else reply  # noqa: E731
     with Scripted(script) as server:
@@ -286,9 +288,7 @@ def test_an_invalid_reply_is_a_store_error(reply: bytes, settings: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_second_reply_never_answers_the_next_command(kind: str, settings: Any) -> None:
-    """The second reply may arrive with the first or later, and the next command may have a token or
-    not.
-    """
+    """It arrives with the first or later, before a command with a token or without."""
     count = 0
 
     def script(command: list[bytes]) -> Any:
@@ -306,7 +306,7 @@ def test_a_second_reply_never_answers_the_next_command(kind: str, settings: Any)
         async def ask(number: int) -> None:
             assert is_own(
                 call(number),
-                store.decide(call(number)) if kind == "sync" else await store.adecide(call(number)),
+                await decided_by(store, kind, call(number)),
             )
             await asyncio.sleep(0.01)
             with suppress(StoreError):
@@ -343,9 +343,7 @@ def test_a_reply_about_stale_rules_is_invalid_for_calls_without_rules() -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_script_that_cannot_be_loaded_leaves_no_caller_waiting(kind: str, settings: Any) -> None:
-    """An ACL refuses EVAL and grants it later. Before and after that, each call has its own result,
-    on one connection.
-    """
+    """An ACL refuses EVAL and grants it later."""
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         direct.execute_command(
             "ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-eval"
@@ -363,7 +361,7 @@ def test_a_script_that_cannot_be_loaded_leaves_no_caller_waiting(kind: str, sett
                     direct.script_flush()
                 try:
                     asked = call(number, 1 + number % 2)
-                    decided = store.decide(asked) if kind == "sync" else await store.adecide(asked)
+                    decided = await decided_by(store, kind, asked)
                     found.append(
                         (len(decided.limits) == len(asked.charges), decided.limits[0].used)
                     )
@@ -378,9 +376,7 @@ def test_a_script_that_cannot_be_loaded_leaves_no_caller_waiting(kind: str, sett
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_refused_request_leaves_no_slot_behind(kind: str, settings: Any) -> None:
-    """While a hash slot of a cluster moves, an ACL refuses ASKING. The calls after it get their own
-    replies.
-    """
+    """While a hash slot of a cluster moves, an ACL refuses ASKING."""
     with clusters.cluster(replicas=False) as found:
         users = ("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-asking")
         for server in found.servers:
@@ -401,13 +397,11 @@ def test_a_refused_request_leaves_no_slot_behind(kind: str, settings: Any) -> No
             async def ask() -> None:
                 for number in others:
                     try:
-                        await store.adecide(call(1, 2)) if kind == "async" else store.decide(
-                            call(1, 2)
-                        )
+                        await decided_by(store, kind, call(1, 2))
                     except StoreError as error:
                         refused.append(str(error))
                     asked = call(number, 2)
-                    decided = await store.adecide(asked) if kind == "async" else store.decide(asked)
+                    decided = await decided_by(store, kind, asked)
                     assert [state.name for state in decided.limits] == ["one", "two"]
                     used.append(decided.limits[0].used)
 
@@ -428,9 +422,7 @@ def test_a_refused_request_leaves_no_slot_behind(kind: str, settings: Any) -> No
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_busy_server_serves_every_client(kind: str, settings: Any) -> None:
-    """While a script blocks the server, each call gets an error. When the script is killed, each
-    call gets its own reply.
-    """
+    """While a script blocks the server, each call gets an error."""
     with (
         Server(None, "--lua-time-limit", "20") as server,
         redis.Redis.from_url(server.url) as direct,
@@ -440,7 +432,7 @@ def test_a_busy_server_serves_every_client(kind: str, settings: Any) -> None:
         async def ask(number: int) -> Any:
             asked = call(number, 1 + number % 2)
             try:
-                decided = store.decide(asked) if kind == "sync" else await store.adecide(asked)
+                decided = await decided_by(store, kind, asked)
             except StoreError as error:
                 return str(error).partition(" ")[2][:4]
             return len(decided.limits) == len(asked.charges), decided.limits[0].used
@@ -485,12 +477,7 @@ def test_a_script_that_is_repeatedly_removed_is_not_an_outage(kind: str, setting
                 direct.script_flush()
 
         async def ask() -> list[float]:
-            return [
-                (store.decide(call(1)) if kind == "sync" else await store.adecide(call(1)))
-                .limits[0]
-                .used
-                for _ in range(200)
-            ]
+            return [(await decided_by(store, kind, call(1))).limits[0].used for _ in range(200)]
 
         remover = threading.Thread(target=remove)
         remover.start()
@@ -500,25 +487,4 @@ def test_a_script_that_is_repeatedly_removed_is_not_an_outage(kind: str, setting
             over.set()
             remover.join()
         assert used == [1, 2, 3, 4, 5] + [5] * 195
-        store.close()
-
-
-@pytest.mark.parametrize("kind", ["single", "cluster"])
-def test_a_script_unknown_to_the_server_is_sent_with_its_source(kind: str, settings: Any) -> None:
-    """The script needs two commands. The first one was not run, because the server did not know the
-    script.
-    """
-
-    def script(command: list[bytes]) -> bytes:
-        if command[0] == b"EVALSHA":
-            return b"-NOSCRIPT No matching script.\r\n"
-        if command[0] == b"EVAL":
-            assert command[1] == PROGRAM.source
-            return decision(command)
-        return usual(lambda: server, command)
-
-    with Scripted(script) as server:
-        store = store_of(settings, server.port, kind, 5)
-        assert is_own(call(1), store.decide(call(1)))
-        assert server.asked[-2:] == [b"EVALSHA", b"EVAL"]
         store.close()

@@ -27,7 +27,8 @@ from django_ratelimit_lua.store.commands import encode
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
-from tests.acceptance.store.test_replies import ERRORS, call, is_own
+from tests.acceptance.store.test_replies import ERRORS, call, decided_by, is_own
+from tests.acceptance.store.test_topologies import alias
 from tests.support.scripted_server import Scripted, reset, torn, usual
 from tests.tools.faults import Wire
 
@@ -56,9 +57,7 @@ def said() -> Iterator[list[str]]:
 def own(settings: Any) -> Iterator[Server]:
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         settings.RATELIMIT_TIMEOUT = 5
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        }
+        settings.CACHES = alias(server.url)
         reset_rules()
         yield server
         get_store().close()
@@ -73,9 +72,7 @@ def test_a_full_server_is_reported_down_once_and_up_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: Any,
 ) -> None:
-    """A server without memory decides some calls and refuses others. That is reported once, and the
-    store does not pause. The store is up again when calls have succeeded for a while.
-    """
+    """A server without memory decides some calls and refuses others."""
     monkeypatch.setattr(server, "STEADY_SECONDS", 60.0)
     settings.RATELIMIT_ON_STORE_ERROR = "open"
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0
@@ -148,31 +145,25 @@ def test_a_paused_server_is_up_after_its_first_reply(
 def test_error_replies_begin_no_pause_and_close_no_connection(
     error: bytes, kind: str, settings: Any
 ) -> None:
-    """After twelve errors, the next calls are sent with their full deadline. They use the same
-    connection, except after READONLY.
-    """
+    """After twelve errors, the next calls are sent with their full deadline."""
     erring = threading.Event()
     erring.set()
     script = lambda command: error if erring.is_set() else usual(lambda: server, command)  # noqa: E731
     with Scripted(script) as server:
         settings.RATELIMIT_TIMEOUT = 0.5
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        }
+        settings.CACHES = alias(server.url)
         store = get_store()
 
         async def everything() -> None:
             for _ in range(12):
                 with pytest.raises(Exception, match="Error: "):
-                    store.decide(call(1)) if kind == "sync" else await store.adecide(call(1))
+                    await decided_by(store, kind, call(1))
             assert not store.is_paused
             await asyncio.sleep(0.6)  # A deadline that an error has left behind would have passed.
             erring.clear()
             for number in range(3):
                 asked = call(number)
-                assert is_own(
-                    asked, store.decide(asked) if kind == "sync" else await store.adecide(asked)
-                )
+                assert is_own(asked, await decided_by(store, kind, asked))
 
         asyncio.run(everything())
         assert server.connected <= (13 if error.startswith(b"-READONLY") else 1)
@@ -184,9 +175,7 @@ def test_error_replies_begin_no_pause_and_close_no_connection(
 def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
     breaks: Any, kind: str, settings: Any
 ) -> None:
-    """The error is raised before the deadline, and no call is sent twice. Three consecutive errors
-    pause the calls. Two errors between successes do not.
-    """
+    """The error is raised before the deadline, and no call is sent twice."""
     breaking = threading.Event()
 
     def script(command: list[bytes]) -> Any:
@@ -198,21 +187,19 @@ def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
         )
 
     with Scripted(script) as server:
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        }
+        settings.CACHES = alias(server.url)
         store = Store(ConnectionParams.of("default"), 60, background=False)
 
         async def fail(message: str) -> None:
             with pytest.raises(StoreError, match=message):
-                store.decide(call(1)) if kind == "sync" else await store.adecide(call(1))
+                await decided_by(store, kind, call(1))
 
         async def everything() -> None:
             for failures in (2, 2, 3):
                 breaking.clear()
                 assert is_own(
                     call(1),
-                    store.decide(call(1)) if kind == "sync" else await store.adecide(call(1)),
+                    await decided_by(store, kind, call(1)),
                 )
                 breaking.set()
                 assert not store.is_paused
@@ -227,9 +214,7 @@ def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
 
 
 def test_the_fault_tests_reset_connections() -> None:
-    """The connection is reset in the middle of a reply, because a server that only stops sending is
-    another fault.
-    """
+    """They reset it in the middle of a reply. A server that only stops sending is another fault."""
     with Scripted(lambda command: b"+PONG\r\n") as server:
         wire = Wire(server.port)
         wire.tears = True
@@ -243,9 +228,7 @@ def test_the_fault_tests_reset_connections() -> None:
 
 
 def test_many_threads_with_event_loops_raise_no_exception(own: Server) -> None:
-    """Async views under WSGI run in event loops that start and end in many threads. No connection
-    is left open.
-    """
+    """Async views under WSGI run in event loops that start and end in many threads."""
     limiter = RateLimiter("x", "1000000/h")
 
     async def some() -> int:
@@ -279,9 +262,7 @@ def test_many_threads_with_event_loops_raise_no_exception(own: Server) -> None:
 def test_a_password_that_is_set_meanwhile_is_reported_as_authentication(
     kind: str, own: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that has got a password rejects long commands of new connections before it parses
-    them, by a protocol error. The log names the cause.
-    """
+    """The server rejects long commands by a protocol error. The log names the cause."""
     limiter = RateLimiter("login", ["5/m", "9/h", "20/d"])
 
     def hit() -> str:
@@ -307,9 +288,7 @@ def test_a_password_that_is_set_meanwhile_is_reported_as_authentication(
 def test_reset_connections_leave_no_message_in_the_log_of_asyncio(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Many coroutines write to a connection that the server resets again and again. Each call
-    ends, and asyncio logs nothing.
-    """
+    """Many coroutines write to a connection that the server resets again and again."""
 
     def script(command: list[bytes]) -> Any:
         right = usual(lambda: server, command)
@@ -317,9 +296,7 @@ def test_reset_connections_leave_no_message_in_the_log_of_asyncio(
 
     numbers = itertools.count()
     with Scripted(script) as server:
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        }
+        settings.CACHES = alias(server.url)
         store = Store(ConnectionParams.of("default"), 5, background=True)
         ends = time.monotonic() + 3
 

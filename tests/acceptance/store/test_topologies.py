@@ -146,9 +146,7 @@ def test_tls_works_and_rejects_untrusted_certificates(
 
 
 def create_documented_user(direct: redis.Redis, prefix: str) -> None:
-    """Run the `ACL SETUSER` command of the deployment guide with another prefix. The password is
-    "password".
-    """
+    """Run the `ACL SETUSER` command of the deployment guide with another prefix."""
     command = "ACL SETUSER" + GUIDE.partition("ACL SETUSER")[2].partition("\n\n")[0].replace(
         "\\", " "
     )
@@ -167,9 +165,7 @@ def least(settings: Any) -> Iterator[redis.Redis]:
 @pytest.mark.engine
 @pytest.mark.django_db(transaction=True)
 def test_a_redis_user_with_minimal_rights_can_decide(least: redis.Redis, prefix: str) -> None:
-    """The documented rights are enough for limits of every algorithm, rules, overrides and the
-    health check.
-    """
+    """They are enough for every algorithm, rules, overrides and the health check."""
     assert used() == [1, 2]
     for algorithm in BY_RATE:
         limiter = RateLimiter(algorithm, "2/h", algorithm=algorithm)

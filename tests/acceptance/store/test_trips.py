@@ -93,9 +93,7 @@ def test_all_coroutines_of_a_loop_share_one_connection(
 def test_commands_of_one_loop_iteration_are_sent_together(
     count: int, writes: list[int], held: Holding, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first command is sent immediately, and the following ones in one write. Each 32 commands
-    are sent without waiting for more.
-    """
+    """The first command is sent immediately, and the following ones in one write."""
     sent: list[bytes] = []
     write = selector_events._SelectorSocketTransport.write
 
@@ -144,9 +142,7 @@ def test_an_error_reaches_the_call_that_caused_it(held: Holding, store: Store) -
 def test_an_invalid_reply_fails_the_calls_that_wait_on_its_connection(
     held: Holding, store: Store
 ) -> None:
-    """Calls before the invalid reply get their own replies, and calls after it an error. Later
-    calls use another connection.
-    """
+    """Calls before the invalid reply get their own replies, and calls after it an error."""
     (key,) = call(7).keys()
 
     async def turns() -> list[Any]:
@@ -174,9 +170,7 @@ def test_an_invalid_reply_fails_the_calls_that_wait_on_its_connection(
 def test_a_cancelled_call_does_not_affect_other_calls(
     moment: float, held: Holding, store: Store
 ) -> None:
-    """The reply to a cancelled call is read and dropped. A call that is cancelled before it is sent
-    is not sent.
-    """
+    """The reply to a cancelled call is read and dropped."""
 
     async def turns() -> None:
         assert own([0], await asked(store, [0]))
@@ -198,9 +192,7 @@ def test_a_cancelled_call_does_not_affect_other_calls(
 
 
 def test_each_call_has_its_own_deadline(held: Holding, store: Store) -> None:
-    """A call with less time gives up. A call with more time gets its reply on its connection, while
-    new calls use another one.
-    """
+    """A call with less time gives up."""
 
     async def turns() -> list[Any]:
         assert own([0], await asked(store, [0]))
@@ -227,9 +219,7 @@ def test_each_call_has_its_own_deadline(held: Holding, store: Store) -> None:
 
 
 def test_a_call_behind_others_waits_while_replies_arrive(settings: Any) -> None:
-    """Twenty replies of 20 ms each meet a deadline of 100 ms, because the deadline applies to the
-    silence of a server.
-    """
+    """The deadline applies to the silence of the server, and not to twenty slow replies."""
     with Scripted(lambda command: late(usual(lambda: server, command), 0.02)) as server:
         store = store_of(settings, server.port, "single", 0.1)
         assert own(range(20), asyncio.run(asked(store, range(20))))
@@ -255,9 +245,7 @@ def test_calls_behind_a_broken_connection_get_a_short_error(settings: Any) -> No
 
 
 def test_cancelled_callers_do_not_keep_a_silent_connection_open(settings: Any) -> None:
-    """Each caller is cancelled before the deadline. A connection that was silent for the length of
-    a deadline is not used again.
-    """
+    """Each caller is cancelled before the deadline."""
     silent = threading.Event()
 
     def script(command: list[bytes]) -> Any:
@@ -286,9 +274,7 @@ def test_cancelled_callers_do_not_keep_a_silent_connection_open(settings: Any) -
 
 
 def test_an_unknown_script_is_loaded_once_for_concurrent_calls(settings: Any) -> None:
-    """The first of the concurrent calls loads the script, and the others are sent again
-    after it.
-    """
+    """The first call loads the script, and the others are sent again after it."""
     loaded: list[bytes] = []
 
     def script(command: list[bytes]) -> Any:
@@ -306,9 +292,7 @@ def test_an_unknown_script_is_loaded_once_for_concurrent_calls(settings: Any) ->
 
 
 def test_a_reply_before_a_disconnect_is_used(settings: Any) -> None:
-    """A server with too many clients, for example, sends an error and disconnects. The call gets
-    that error.
-    """
+    """A server with too many clients, for example, sends an error and disconnects."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -46,9 +46,7 @@ def connections(direct: redis.Redis) -> int:
 
 
 def test_an_outage_adds_no_connections_for_threads(settings: Any) -> None:
-    """Fifty threads wait for three connections to a hanging server. After the outage, there are
-    three connections again, and all calls are decided.
-    """
+    """Fifty threads wait for three connections to a hanging server."""
     with Server() as server, redis.Redis(port=server.port) as direct:
         store = limited(settings, server)
         at_once(store, "sync", WAITERS)
@@ -69,9 +67,7 @@ def failures(found: list[tuple[Any, float]]) -> list[Any]:
 
 
 def test_an_event_loop_keeps_its_connection_through_outages(settings: Any) -> None:
-    """Coroutines of one event loop share a connection. Outages in the middle of bursts, and
-    cancellations, never lead to more connections than allowed.
-    """
+    """Coroutines of one event loop share a connection."""
     dice = random.Random(7)
     with Server() as server, redis.Redis(port=server.port) as direct:
         store = limited(settings, server)
