@@ -289,7 +289,7 @@ class Open(View):
 def test_a_view_that_counts_anonymous_clients_as_one_is_a_warning(
     view: Any, is_said: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is none if a login is required before the limit is decided."""
+    """There is no warning if a login is required before the limit is decided."""
     settings.ROOT_URLCONF = urls(path("deep/", include([path("view", view)])))
     warnings = messages("W010", "urls")
     assert len(warnings) == is_said

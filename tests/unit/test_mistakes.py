@@ -231,7 +231,7 @@ def test_the_exception_has_a_default_text() -> None:
 def test_an_untrusted_proxy_is_logged_once(
     header: str, rf: RequestFactory, caplog: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """The warning has no content of the header. With a proxy setting there is none."""
+    """The warning has no content of the header, and ends with a proxy setting."""
     monkeypatch.setattr(address, "_unlogged", {address._UNTRUSTED})
     request = rf.get("/", headers={header: "for=203.0.113.66\nforged"})
     settings.RATELIMIT_TRUSTED_PROXIES = 0

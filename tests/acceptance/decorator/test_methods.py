@@ -15,7 +15,6 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.core import get_usage, is_ratelimited
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 
@@ -132,19 +131,6 @@ def test_a_throttle_may_give_head_its_own_rate() -> None:
     factory = RequestFactory()
     assert [view(factory.get("/")).status_code for _ in range(2)] == [200, 429]
     assert [view(factory.head("/")).status_code for _ in range(3)] == [200, 200, 429]
-
-
-def test_django_ratelimits_functions_count_head_with_get(rf: RequestFactory) -> None:
-    """`method="GET"` and the list of GET and HEAD have the same count in `is_ratelimited` and
-    `get_usage`.
-    """
-    asked = {"group": "theirs", "key": "ip", "rate": "2/m"}
-    assert not is_ratelimited(rf.head("/"), method="GET", increment=True, **asked)
-    assert not is_ratelimited(rf.get("/"), method=["HEAD", "GET"], increment=True, **asked)
-    assert is_ratelimited(rf.head("/"), method="get", increment=True, **asked)
-    usage = get_usage(rf.head("/"), method="GET", **asked)
-    assert usage is not None
-    assert usage["count"] == 2
 
 
 def test_webdav_methods_are_accepted(rf: RequestFactory) -> None:

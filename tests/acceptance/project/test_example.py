@@ -6,16 +6,17 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import http_sf
 import pytest
 import redis
-from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.support.demo import screenshot, start
+from tests.support.demo import CHROMIUM, DRIVER, screenshot, start
 from tests.support.redis_server import url
+from tests.tools.tutorial import follow
 
 
 def answers(address: str) -> bool:
@@ -102,18 +103,6 @@ def test_the_demo_shows_how_many_requests_were_allowed(browser: Any, demo: str) 
     assert [text for text in messages if "status of 4" not in text] == []
 
 
-def test_the_login_form_of_the_demo_limits_guesses(browser: Any, demo: str) -> None:
-    """The sixth guess gets a page with the retry time. Another name is not locked out."""
-    browser.get(demo)
-    forget(browser)
-    for guess in range(6):
-        answer = log_in(browser, demo, "ada", f"guess {guess}")
-    assert "Try again in" in answer
-    screenshot(browser, "blocked")
-    assert "correct username" in log_in(browser, demo, "grace", "guess")
-    screenshot(browser, "login")
-
-
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desktop", "phone"])
 def test_the_demo_shows_the_counted_address_and_the_reason(
     size: tuple[int, int], browser: Any, demo: str
@@ -160,17 +149,16 @@ def forget(browser: Any) -> None:
     )
 
 
-def log_in(browser: Any, site: str, name: str, password: str) -> str:
-    browser.get(site + "login/")
-    browser.execute_script("window.before = true")
-    browser.find_element("name", "username").send_keys(name)
-    browser.find_element("name", "password").send_keys(password)
-    browser.find_element("css selector", "main button").click()
-    # Another page has another window: ask until there is one, whatever the driver thinks of asking
-    # in between.
-    WebDriverWait(browser, 20, ignored_exceptions=[WebDriverException]).until(
-        lambda page: page.execute_script(
-            "return !window.before && document.readyState === 'complete'"
-        )
-    )
-    return str(browser.page_source)
+@pytest.mark.browser
+@pytest.mark.skipif(
+    not CHROMIUM or not DRIVER,
+    reason="NO TUTORIAL: chromium and chromedriver are not installed (Debian: chromium, "
+    "chromium-driver)",
+)
+def test_the_tutorial_leads_to_a_429_an_edited_rule_and_statistics(tmp_path: Path) -> None:
+    """It is followed in an empty folder, with a server, a site and a browser."""
+    assert list(follow(tmp_path)) == [
+        "the first 429",
+        "the first request after an edited rule",
+        "the first statistics page",
+    ]

@@ -10,7 +10,6 @@ from django.core.exceptions import PermissionDenied
 from django.test import RequestFactory
 
 from django_ratelimit_lua.engine import DecidedCharge
-from django_ratelimit_lua.engine.decide import now_us
 from django_ratelimit_lua.identity import digest, key_id
 from django_ratelimit_lua.identity.names import supplied_identity
 from django_ratelimit_lua.limits.call import Charge
@@ -60,14 +59,6 @@ def test_a_block_for_all_rules_needs_no_rule() -> None:
     (blocked,), _ = apply_overrides(planned("shadow"), overrides, True)
     assert blocked.charge.limit is NOTHING
     assert apply_overrides([], overrides, False) == ([], [])
-
-
-def test_an_override_applies_from_its_start_to_its_end() -> None:
-    """Before its start and after its end, the charges are unchanged."""
-    now = now_us()
-    for override in (Override(1, starts=now + 10**9), Override(1, ends=now - 1)):
-        charges = planned()
-        assert apply_overrides(charges, known(override), True) == (charges, [])
 
 
 def test_an_override_for_one_rule_does_not_affect_another() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from django.utils import translation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import Decision
-from django_ratelimit_lua.limits.decision import LimitState
+from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.web.refusal import in_time, refusal_of
+from django_ratelimit_lua.web.responses import too_many_requests
 
 WAIT = LimitState("search", False, 10, 10, 0, 5.0, 5.0, 0.0, period=1.0)
 LARGE = LimitState("export", False, 10, 0, 10, None, 5.0, 0.0, period=1.0)
@@ -90,3 +91,41 @@ def test_a_time_is_formatted_in_german(seconds: int, german: str) -> None:
     """The German text has the correct singular and plural forms."""
     with translation.override("de"):
         assert in_time(seconds) == german
+
+
+@pytest.mark.parametrize(
+    ("seconds", "header"), [(0.2, "1"), (1.0, "1"), (1.0001, "2"), (59.5, "60"), (None, None)]
+)
+def test_retry_after_is_whole_seconds_rounded_up(
+    seconds: float | None, header: str | None, rf: RequestFactory
+) -> None:
+    """It is never 0, and absent if no retry would succeed."""
+    refused = Decision(False, (LimitState("x", False, 1, 1, 0, seconds, 1.0, 0.0),))
+    response = too_many_requests(rf.get("/", headers={"accept": "application/json"}), refused)
+    assert response.headers.get("Retry-After") == header
+    assert ("retry_after" in json.loads(response.content)) == (header is not None)
+
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+ACCEPTED = {
+    "application/problem+json": [
+        "application/json",
+        "application/problem+json",
+        "application/json, text/html;q=0.5",
+        "a/b," * 30 + "application/json",
+    ],
+    "text/html": [BROWSER, "text/html", "TEXT/HTML", "text/html, application/json;q=0.9"],
+    "text/plain": [
+        *("*/*", "image/png", "text/plain", "text/*", ""),
+        "application/json," + "a/b," * 300,
+        "a/b," * 40 + "application/json",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ACCEPTED)
+def test_the_accept_header_selects_the_kind_of_response(kind: str, rf: RequestFactory) -> None:
+    """Without a preference, or with an overlong header, it is plain text."""
+    for accept in ACCEPTED[kind]:
+        response = too_many_requests(rf.get("/", headers={"accept": accept}), Decision(False))
+        assert response["Content-Type"].partition(";")[0] == kind, accept
