@@ -29,6 +29,7 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import Deadline, get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.support.processes import ChildProcess, until
+from tests.tools.faults import alias
 
 LEASE = 50
 
@@ -86,9 +87,7 @@ def test_a_client_without_further_hits_within_a_second_gets_no_lease() -> None:
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
 def test_one_process_with_leases_admits_at_most_the_limit(algorithm: str) -> None:
-    """Threads at once, until all are refused: a window admits exactly N; a bucket no more than its
-    burst and what flows in meanwhile.
-    """
+    """A window admits exactly N units, a bucket its burst and what flows in."""
     limiter = RateLimiter("hot", "3000/h", algorithm=algorithm, lease=LEASE)
     started = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
@@ -158,9 +157,7 @@ def test_a_bucket_admits_at_most_its_rate_with_leases() -> None:
 
 
 def test_several_leased_limits_are_all_or_nothing() -> None:
-    """If one limit refuses, the units of the others are returned. Each has counted the admitted
-    hits.
-    """
+    """If one limit refuses, the units of the others are returned."""
     limiter = RateLimiter("hot", ["2000/h", "100000/h"], algorithm="fixed_window", lease=LEASE)
     assert sum(limiter.hit("x").allowed for _ in range(2500)) == 2000
     leases.give_back(Deadline(5))
@@ -208,9 +205,7 @@ def test_a_function_may_return_the_rate_of_a_leased_limit(algorithm: str, rf: An
 
 
 def test_a_leased_limit_works_with_an_unleased_one(rf: Any) -> None:
-    """A view has both. Redis decides the unleased limit for each request, and its refusals take no
-    leased unit.
-    """
+    """A view has both."""
 
     @ratelimit("leased", key="ip", rate="100000/h", algorithm="fixed_window", lease=LEASE)
     @ratelimit("tight", key="ip", rate="700/h")
@@ -237,9 +232,7 @@ def test_a_shadow_limit_spends_only_counted_units() -> None:
 
 
 def test_redis_decides_partial_and_large_hits() -> None:
-    """A hit that is larger than a batch, or partial, is decided like one without a lease. Smaller
-    costs are spent completely or not at all.
-    """
+    """A hit that is larger than a batch, or partial, is decided like one without a lease."""
     limiter = window("5000/h")
     assert sum(limiter.hit("x", cost=3).granted for _ in range(1000)) == 3000
     leases.give_back(Deadline(5))
@@ -319,9 +312,7 @@ def test_a_forked_process_does_not_spend_its_parents_lease() -> None:
 def test_in_an_outage_leased_units_are_spent_first(settings: Any) -> None:
     """After that, the policy decides, and no exception is raised."""
     with Server() as server:
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        }
+        settings.CACHES = alias(server.url)
         settings.RATELIMIT_TIMEOUT = 0.2
         limiter = window()
         assert sources(limiter, 3000)["fallback"] == 0
@@ -379,9 +370,7 @@ def hit(workers: list[Any], hits: int) -> int:
 
 
 def test_eight_processes_admit_exactly_n(prefix: str, direct: redis.Redis) -> None:
-    """A limit of 10,000 and a lease of 50: of 20,000 hits, all are admitted but for what processes
-    hold, and then exactly the rest. A call is made for at least twenty hits.
-    """
+    """Of 20,000 hits, 10,000 are admitted, with a call for at least twenty hits."""
     workers = start(prefix, "10000/h", 8)
     before = scripts(direct)
     admitted = hit(workers, 2500)

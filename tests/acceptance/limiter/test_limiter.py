@@ -33,9 +33,7 @@ def test_the_count_follows_hits_peeks_refunds_and_resets() -> None:
 
 
 def test_a_limiter_can_be_pickled(settings: Any) -> None:
-    """As `multiprocessing.Pool.map(limiter.hit, ...)` does: also one that was used, whatever the
-    rules are.
-    """
+    """`multiprocessing.Pool.map(limiter.hit, ...)` does so, also after a first use."""
     settings.RATELIMIT_RULES = [
         {"name": "x", "group": "x", "rate": "5/h"},
         {"path": "/", "key": lambda *_: "", "rate": "1/h", "name": "y"},
@@ -61,9 +59,7 @@ def test_a_limiter_that_is_off_grants_all_units(is_enabled: bool, settings: Any)
 def test_the_first_call_of_a_process_applies_the_rule(
     first: str, is_async: bool, settings: Any
 ) -> None:
-    """A process that bans or resets, and never hits, uses the rule that replaces the limiter's own
-    limit.
-    """
+    """The rule replaces the limiter's own limit, also for a ban or a reset."""
     rule = {"name": "uploads", "rate": "3/h", "ban_after": 3, "ban_for": "1d"}
     settings.RATELIMIT_RULES = [{"group": "uploads", "algorithm": "token_bucket", **rule}]
     limiter = RateLimiter("uploads", "100/h")
@@ -109,29 +105,9 @@ def test_coroutine_methods_behave_like_the_others() -> None:
 
 def test_identities_are_counted_separately(direct: Any, prefix: str) -> None:
     """Identities may be long or unusual. No part of them can be read in Redis."""
-    odd = [
-        "",
-        "a",
-        b"a",
-        None,
-        ("a",),
-        ("a", "b"),
-        ("ab",),
-        (("a",), "b"),
-        "x" * 1_000_000,
-        "x" * 1_000_001,
-        "\x00",
-        "{a}",
-        "{",
-        "a:b",
-        "a\nb",
-        "😀",
-        "\ud800",
-        ["ab", ""],
-        ("", "ab"),
-        uuid.UUID(int=7),
-        8,
-    ]
+    odd: list[Any] = ["", "a", b"a", None, ("a",), ("a", "b"), ("ab",), (("a",), "b"), ["ab", ""]]
+    odd += ["\x00", "{a}", "{", "a:b", "a\nb", "😀", "\ud800", ("", "ab"), uuid.UUID(int=7), 8]
+    odd += ["x" * 1_000_000, "x" * 1_000_001]
     limiter = RateLimiter("odd", "1/h")
     assert [limiter.hit(identity).allowed for identity in odd] == [True] * len(odd)
     assert [limiter.hit(identity).allowed for identity in odd] == [False] * len(odd)
@@ -139,42 +115,6 @@ def test_identities_are_counted_separately(direct: Any, prefix: str) -> None:
     assert len(keys) == len(odd)
     assert len({len(key) for key in keys}) == 1
     assert not limiter.hit("8"), "a number is the same identity as its text"
-
-
-def test_a_changed_rate_keeps_the_used_units() -> None:
-    """The rate is not a part of the name: five used units of ten are five used units of six."""
-    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
-        RateLimiter("edited", "10/h", algorithm=algorithm).hit("ada", 5)
-        assert RateLimiter("edited", "6/h", algorithm=algorithm).peek("ada").remaining == 1, (
-            algorithm
-        )
-        assert not RateLimiter("edited", "3/h", algorithm=algorithm).peek("ada"), algorithm
-
-
-def test_acquire_waits_for_its_turn() -> None:
-    """One call is admitted per 500 ms, in order, and no call waits for longer than its timeout."""
-    limiter = RateLimiter("paced", "2/s", algorithm="leaky_bucket")
-    started = time.monotonic()
-    decisions = [limiter.acquire("ada") for _ in range(3)]
-    assert all(decisions)
-    assert time.monotonic() - started >= 1 - 0.002
-    started = time.monotonic()
-    refused = limiter.acquire("ada", timeout=0.01)
-    assert time.monotonic() - started < 0.4
-    assert not refused
-    assert 0.01 < refused.wait <= 0.5
-    assert refused.limits[0].used <= decisions[-1].limits[0].used
-
-
-def test_acquire_waits_under_any_algorithm() -> None:
-    """A call that a hit would refuse waits for its turn, if the timeout is long enough."""
-    for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
-        limiter = RateLimiter("waits", (1, 1), algorithm=algorithm)
-        assert limiter.acquire("ada").wait == 0
-        started = time.monotonic()
-        assert limiter.acquire("ada", timeout=2)
-        assert 0.8 < time.monotonic() - started < 3, algorithm
-        assert not limiter.acquire("ada", timeout=0), algorithm
 
 
 def test_any_function_can_be_limited() -> None:
@@ -200,9 +140,7 @@ def test_any_function_can_be_limited() -> None:
     [("later", "later"), (None, None), (lambda amount, by: f"{by} owes {amount}", "ada owes 5")],
 )
 def test_a_fallback_replaces_a_refused_call(fallback: Any, expected: Any) -> None:
-    """A value, which may be None, or what a callable returns, with the arguments of the call; of
-    coroutine functions, a coroutine function as well.
-    """
+    """It is a value or a callable, for coroutine functions a coroutine function as well."""
     limiter = RateLimiter("pay", "1/h")
 
     @limiter(fallback=fallback)
@@ -278,9 +216,7 @@ def test_timeouts_are_seconds(timeout: Any) -> None:
 
 
 def test_acquire_with_debt_grants_any_cost_and_delays_later_callers() -> None:
-    """The cost is granted at once. The next caller waits, or is refused with the time that it would
-    have to wait.
-    """
+    """The cost is granted at once."""
     limiter = RateLimiter("reports", "100/s", algorithm="token_bucket", burst=10)
     assert limiter.acquire("ada", 50, timeout=0).retry_after is None
     first = limiter.acquire("ada", 50, timeout=0, debt=True)

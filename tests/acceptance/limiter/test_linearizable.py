@@ -61,11 +61,7 @@ class Recorder:
                 worker.__exit__()
 
     def record(self, seed: int) -> tuple[list[Call], Limit]:
-        """Record a history, and return its calls and the limit with which it begins.
-
-        Buckets count in fractions. There the moment of a hit of a killed process matters only
-        after an edit, and it is not known. So a history of a bucket has either kills or edits.
-        """
+        """Record a history, and return its calls and the limit with which it begins."""
         dice = random.Random(seed)
         algorithm = BY_RATE[seed % len(BY_RATE)]
         can_have_both = "bucket" not in algorithm
@@ -150,9 +146,7 @@ def recorder(tmp_path_factory: Any) -> Iterator[Recorder]:
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_a_recorded_history_is_linearizable(recorder: Recorder, seed: int) -> None:
-    """Four processes hit one client up to 200 times each, while processes are killed and the limit
-    is edited. Some order of all calls gives each hit the response that it got, to the microsecond.
-    """
+    """Processes hit one client, while some are killed and the limit is edited."""
     calls, limit = recorder.record(seed)
     recorder.replace_killed()
     order = check(calls, limit)
@@ -166,10 +160,7 @@ FIRST = 1_750_000_000_000_000
 def hit(
     begin: int, end: int | None, used: int = 0, *, limit: int = 3, moment: int | None = None
 ) -> Call:
-    """Return a hit of a fixed window of an hour, by its times in seconds and what it reports.
-
-    `used` is the count after it. Above the limit, it was refused.
-    """
+    """Return a hit of a fixed window of an hour, by its times in seconds and what it reports."""
     if end is None:
         return Call(begin, None, 1)
     moment = FIRST + begin if moment is None else moment

@@ -29,6 +29,7 @@ from django_ratelimit_lua.testing.server import Server
 from tests.support.limits import WHOLE, decide, equal_share, set_share
 from tests.support.processes import ChildProcess, until
 from tests.support.users import ADMIN_MIDDLEWARE, staff
+from tests.tools.faults import alias
 
 ALGORITHMS = ("fixed_window", "token_bucket")
 urlpatterns = [path("admin/", admin.site.urls)]
@@ -49,9 +50,7 @@ def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_of_a_split_limit_is_admitted_without_calling_redis(
     algorithm: str, direct: redis.Redis
 ) -> None:
-    """A third is admitted. The source of the decisions is "split", and Redis has no key of the
-    limit.
-    """
+    """A third is admitted."""
     calls = direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
     limiter = split("split", "90/h", algorithm)
     decisions = [limiter.hit("x") for _ in range(60)]
@@ -67,9 +66,7 @@ def test_a_part_of_a_split_limit_is_admitted_without_calling_redis(
 
 @pytest.mark.usefixtures("three")
 def test_split_limits_support_coroutines_refunds_and_resets() -> None:
-    """They have the same results as under other limits, but a partial hit and a hit with debt are
-    admitted whole or refused.
-    """
+    """A partial hit and a hit with debt are admitted whole or refused."""
     limiter = split("x", "90/h")
 
     async def ahit() -> Any:
@@ -147,9 +144,7 @@ def test_a_split_limit_continues_in_an_outage(settings: Any) -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_a_part_changes_with_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a process is added, admitted units stay counted. If one is removed, more units are
-    available immediately.
-    """
+    """If a process is added, admitted units stay counted."""
     for algorithm in ALGORITHMS:
         limiter = split(algorithm, "90/h", algorithm)
         set_share(monkeypatch, WHOLE)
@@ -164,9 +159,7 @@ def test_a_part_changes_with_the_number_of_processes(monkeypatch: pytest.MonkeyP
 def test_a_part_of_zero_units_refuses_only_for_a_moment(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another process has the only unit, and parts may change, so the refusal has a short retry
-    time. One warning names the limit, its units and the number of processes.
-    """
+    """Another process has the only unit, and parts may change."""
     set_share(monkeypatch, equal_share(3, 2))
     limiter = split("too small", "1/h")
     with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
@@ -181,9 +174,7 @@ def test_a_part_of_zero_units_refuses_only_for_a_moment(
 
 @pytest.mark.usefixtures("quiet")
 def test_heartbeats_count_the_live_processes() -> None:
-    """Each process knows the others after its next heartbeat, and has a part of its own. A process
-    that ends is removed at once.
-    """
+    """Each process knows the others after its next heartbeat, and has a part of its own."""
     several = [Heartbeat() for _ in range(4)]
     for one in several:
         one.beat()
@@ -229,9 +220,7 @@ def test_the_first_hit_in_an_outage_costs_at_most_the_deadline(settings: Any) ->
     settings.RATELIMIT_TIMEOUT = 0.2
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     with Server() as server:
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        }
+        settings.CACHES = alias(server.url)
         decide(build_call([Charge(Limit("plain", "5/h"), digest("x"))]))
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -243,9 +232,7 @@ def test_the_first_hit_in_an_outage_costs_at_most_the_deadline(settings: Any) ->
 
 
 def test_heartbeats_continue_until_the_process_ends() -> None:
-    """They start with the first decision that may depend on the number of processes, and end when
-    the process ends.
-    """
+    """They start with the first decision that depends on the number of processes."""
     other = Heartbeat()
     assert split("x", "100/h").hit("x")
     other.beat()
@@ -309,9 +296,7 @@ def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_an_operator_divides_a_limit_between_two_hosts(prefix: str, settings: Any) -> None:
-    """Hosts with eight and two processes have 70 and 30 percent by their settings. An operator sets
-    equal weights in the admin while they run, and then they have 50 and 50 percent.
-    """
+    """Hosts with eight and two processes have 70 and 30 percent by their settings."""
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = ADMIN_MIDDLEWARE
     large, small = born(prefix, "large", 8, 70), born(prefix, "small", 2, 30)

@@ -68,9 +68,7 @@ def next_turn(limiter: RateLimiter) -> float:
 def test_a_cancelled_caller_returns_only_its_own_turn(
     algorithm: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two callers wait, and the second is cancelled repeatedly. The first keeps its turn. When
-    it is cancelled as well, the state is as if neither had come.
-    """
+    """Two callers wait, and the second is cancelled repeatedly."""
     options: dict[str, Any] = {"queue": 9} if algorithm == "leaky_bucket" else {"burst": 1}
     limiter = RateLimiter("own", "1/h", algorithm=algorithm, **options)
     held: list[float] = []
@@ -103,9 +101,7 @@ def test_a_cancelled_caller_returns_only_its_own_turn(
 
 
 def test_turns_of_a_leaky_bucket_stay_apart_when_callers_give_up() -> None:
-    """Twelve callers wait under a limit of five a second, and every second one gives up. The
-    others keep their turns.
-    """
+    """Twelve callers wait under a limit of five a second, and every second one gives up."""
     limiter = RateLimiter("pace", "5/s", algorithm="leaky_bucket", queue=20)
 
     async def all_of_them() -> list[int]:
@@ -193,9 +189,7 @@ def test_a_client_that_disconnects_while_held_gives_its_turn_back(settings: Any)
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit, Stopped])
 def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) -> None:
-    """`count_if`, `cost_after` and `reset_if` get the exception that stopped the view, and it is
-    raised again.
-    """
+    """The functions get the exception that stopped the view, and it is raised again."""
     seen: list[Any] = []
 
     def view(request: HttpRequest) -> HttpResponse:
@@ -215,9 +209,7 @@ def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) ->
 def test_an_error_while_settling_does_not_hide_the_cancellation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A predicate that supports only responses raises, which is logged. The request stays
-    cancelled, and its unit stays counted.
-    """
+    """A predicate that supports only responses raises, which is logged."""
 
     entered = threading.Event()
 
@@ -236,9 +228,7 @@ def test_an_error_while_settling_does_not_hide_the_cancellation(
     "algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"]
 )
 def test_long_successful_views_are_never_refused(algorithm: str) -> None:
-    """196 requests succeed, as many at a time as the limit has. Each lasts longer than the
-    refill of a token. None is refused.
-    """
+    """196 requests succeed, as many at a time as the limit has."""
     options = {"rate": "50/s", "burst": 4} if algorithm == "token_bucket" else {"rate": "4/m"}
 
     @ratelimit(
@@ -270,10 +260,7 @@ class Paced(SimpleRateThrottle):
 
 
 def test_a_view_is_held_for_five_seconds_at_most(settings: Any) -> None:
-    """Under a leaky bucket without `max_wait`, a request that would wait longer gets a 429 with
-    the correct retry time, by decorator, rule and throttle. A `max_wait` of the limit has
-    precedence.
-    """
+    """A longer wait is a 429 with the correct retry time. A `max_wait` has precedence."""
     settings.RATELIMIT_RULES = [
         {"name": "six", "path": "/", "key": "ip", "rate": "6/m", "algorithm": "leaky_bucket"}
     ]
@@ -343,9 +330,7 @@ def test_a_bucket_reserves_turns_until_the_timeout(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_callers_that_find_no_turn_try_again(algorithm: str, monkeypatch: Any) -> None:
-    """Windows and logs reserve no turn, and the queue of a leaky bucket may be full. All callers
-    are admitted in time, with few round trips for each.
-    """
+    """Windows and logs reserve no turn, and the queue of a leaky bucket may be full."""
     trips = []
 
     def adecide_counted(planner: Any) -> Any:
@@ -380,9 +365,7 @@ def test_a_cost_that_never_fits_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("kind", ["threads", "coroutines"])
 def test_callers_whose_turn_is_within_the_timeout_get_it(kind: str) -> None:
-    """With `acquire(timeout=2)` at four a second, nine turns are within two seconds, and all are
-    given.
-    """
+    """At four a second, nine turns are within two seconds."""
     limiter = RateLimiter("twelve", "4/s", algorithm="leaky_bucket", queue=11)
 
     async def ask() -> list[Any]:
@@ -435,9 +418,7 @@ def test_an_interrupted_process_gives_its_turn_back(prefix: str) -> None:
 def test_a_hundred_waiting_callers_need_few_round_trips(
     algorithm: str, is_steady: bool, direct: redis.Redis, settings: Any
 ) -> None:
-    """At ten a second, an admitted call costs at most 12 round trips, whether the units become free
-    together or one after another. The callers share no memory of refusals, as in many processes.
-    """
+    """An admitted call costs at most 12 round trips."""
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0
     settings.RATELIMIT_TIMEOUT = 5
     limiter = RateLimiter("hundred", "10/s", algorithm=algorithm)

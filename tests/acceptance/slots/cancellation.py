@@ -60,9 +60,7 @@ class Interrupted:
 
 
 def interrupt_each_wait(make: Callable[[], Coroutine[Any, Any, Any]], how: How) -> Iterator[int]:
-    """Run a coroutine again and again, in a new event loop each time, and stop it one wait later
-    each time, until it ends before. Yields the number of each wait, when the loop has ended.
-    """
+    """Run a coroutine again and again, and stop it one wait later each time."""
 
     async def run(number: int) -> bool:
         interrupted = Interrupted(make(), number, how)

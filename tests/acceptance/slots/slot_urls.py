@@ -34,7 +34,7 @@ RULES = [
         "key": "get:who",
         "rate": SLOTS,
         "algorithm": "concurrency",
-    },
+    }
 ]
 counting = redis.Redis.from_url(url())
 

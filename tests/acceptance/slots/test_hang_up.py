@@ -20,9 +20,7 @@ MIDDLEWARE = {"plain": [OURS], "blocking": [f"{URLS}.Blocking", OURS]}
 
 @pytest.fixture(scope="module", params=list(MIDDLEWARE))
 def site(request: pytest.FixtureRequest) -> Iterator[tuple[int, str]]:
-    """Yield the port of uvicorn with one process, and the prefix of its counts, with async
-    middleware and with sync middleware.
-    """
+    """Yield the port of a server with one process, and the prefix of its counts."""
     prefix = f"hangup-{request.param}:"
     middleware = MIDDLEWARE[request.param]
     with serve("uvicorn", URLS, RATELIMIT_CACHE_PREFIX=prefix, MIDDLEWARE=middleware) as site:
@@ -60,10 +58,7 @@ def settled(name: str, who: str, units: int) -> bool:
 def test_an_expensive_view_is_charged_if_its_client_disconnects(
     site: tuple[int, str], kind: str, settings: Any
 ) -> None:
-    """A client that repeatedly starts an expensive view and disconnects is refused when its units
-    are used. A cancelled view costs the units of `cost_after`, and a view in a thread runs to its
-    end.
-    """
+    """A client that starts it and disconnects again and again is refused."""
     port, settings.RATELIMIT_CACHE_PREFIX = site
     who, seconds = f"mallory-{kind}", 60 if kind == "async" else 0.2
     for run in range(4):
@@ -82,9 +77,7 @@ UNITS = {"counts": (1, 0), "acounts": (1, 0), "returns": (0, 1), "resets": (0, 1
 def test_a_view_whose_client_disconnects_has_an_outcome(
     site: tuple[int, str], name: str, settings: Any
 ) -> None:
-    """An async view ends with the cancellation, by which units are kept, refunded or reset once. A
-    view in a thread has the outcome that it has for a connected client.
-    """
+    """An async view ends with the cancellation, by which units are kept, refunded or reset once."""
     port, settings.RATELIMIT_CACHE_PREFIX = site
     hung_up, stayed = UNITS[name]
     for kind, who, seconds in (("async", "gone", 60), ("sync", "thread", 0.3)):

@@ -81,9 +81,7 @@ def end(body: Any) -> bytes:
 def test_a_slot_is_held_until_the_response_is_closed(
     slots: SlotsInUse, face: str, ending: str
 ) -> None:
-    """In every kind of view, the slot is held after the end of the body, and released when the
-    response is closed. If a view raises, its slot is released earlier.
-    """
+    """It is held after the end of the body. If a view raises, it is released earlier."""
     status, body = begin(f"/{face}/{ending}/?who=ada")
     assert status == (500 if ending in ("nothing", "raises") else 200)
     is_over = ending == "raises" and not face.startswith("middleware")
@@ -96,9 +94,7 @@ def test_a_slot_is_held_until_the_response_is_closed(
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_client_is_refused_while_all_slots_are_held(slots: SlotsInUse, face: str) -> None:
-    """In every kind of view, N responses may be open. The next request is refused and holds no
-    slot, and one is admitted after a response is closed.
-    """
+    """In every kind of view, N responses may be open."""
     bodies = [begin(f"/{face}/plain/?who=ada") for _ in range(N)]
     assert [status for status, _ in bodies] == [200] * N
     refused, body = begin(f"/{face}/plain/?who=ada")
@@ -119,9 +115,7 @@ def test_a_client_is_refused_while_all_slots_are_held(slots: SlotsInUse, face: s
 def test_an_exception_that_stops_a_view_releases_its_slot(
     slots: SlotsInUse, face: str, ending: str
 ) -> None:
-    """Django makes no response for `SystemExit`, `KeyboardInterrupt` and `GeneratorExit`. The slot
-    is released as the exception passes.
-    """
+    """Django makes no response for `SystemExit`, `KeyboardInterrupt` and `GeneratorExit`."""
     with pytest.raises(BaseException) as stopped:  # noqa: PT011 - which of them depends on the ending
         begin(f"/{face}/{ending}/?who=ada")
     assert not isinstance(stopped.value, Exception)
@@ -130,9 +124,7 @@ def test_an_exception_that_stops_a_view_releases_its_slot(
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_body_that_is_interrupted_releases_its_slot(slots: SlotsInUse, face: str) -> None:
-    """A generator raises in the middle, or the client disconnects there. The server closes the
-    response.
-    """
+    """A generator raises in the middle, or the client disconnects there."""
     _, body = begin(f"/{face}/stream/?who=ada&breaks")
     with pytest.raises(ValueError, match="in the middle"):
         end(body)
@@ -155,9 +147,7 @@ async def asgi(
     until_true: Callable[[], bool] | None = None,
     gone: asyncio.Event | None = None,
 ) -> Messages:
-    """Handle a request as an ASGI server does, and return the sent messages. The client disconnects
-    after a number of messages, or when a condition is true.
-    """
+    """Handle a request as an ASGI server does, and return the sent messages."""
     sent: Messages = []
     begun, gone = False, gone or asyncio.Event()
 
@@ -209,9 +199,7 @@ def test_under_asgi_a_slot_is_released_with_the_response(
 def test_under_asgi_a_client_that_leaves_holds_the_slot_until_the_view_ends(
     slots: SlotsInUse, face: str, middleware: list[str], settings: Any
 ) -> None:
-    """A coroutine is cancelled, and a thread runs to its end. The slot is held until then, and no
-    longer.
-    """
+    """A coroutine is cancelled, and a thread runs to its end."""
     settings.MIDDLEWARE = middleware
     running_unheld: list[int] = []
 
@@ -241,9 +229,7 @@ def test_under_asgi_a_client_that_leaves_holds_the_slot_until_the_view_ends(
 def test_under_asgi_a_body_that_raises_releases_its_slot(
     slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
 ) -> None:
-    """Django's handler does not close a response whose body raises. The slot is released
-    nevertheless.
-    """
+    """Django's handler does not close a response whose body raises."""
     settings.MIDDLEWARE = middleware
     with pytest.raises(ValueError, match="in the middle"):
         asyncio.run(asgi(f"/{face}/{ending}/?who=ada&breaks"))
@@ -279,9 +265,7 @@ def hang_up(get_response: Any) -> Any:
 def test_under_asgi_a_client_that_leaves_at_any_moment_holds_no_slot(
     slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
 ) -> None:
-    """This includes the call to Redis for the slot. Django then cancels coroutines, and threads
-    continue.
-    """
+    """This includes the call to Redis for the slot."""
     settings.MIDDLEWARE = [f"{__name__}.hang_up", *middleware]
     settings.RATELIMIT_SLOT_SECONDS = SECONDS
 
@@ -327,9 +311,7 @@ def called(view: Any, who: str = "ada", **headers: str) -> tuple[HttpRequest, An
 
 
 def test_slots_and_rates_on_a_view_are_one_decision(slots: SlotsInUse) -> None:
-    """This holds for a list of rates and for stacked decorators. A refusal by one limit takes no
-    units of the other.
-    """
+    """This holds for a list of rates and for stacked decorators."""
 
     @ratelimit("listed", "get:who", ["100/h", "1"], algorithm="sliding_log")
     def listed(request: HttpRequest) -> HttpResponse:
@@ -355,9 +337,7 @@ def test_slots_and_rates_on_a_view_are_one_decision(slots: SlotsInUse) -> None:
     assert slots.held == 0
 
 
-def test_a_request_holds_one_slot_of_a_limit_even_if_decided_twice(
-    slots: SlotsInUse,
-) -> None:
+def test_a_request_holds_one_slot_of_a_limit_even_if_decided_twice(slots: SlotsInUse) -> None:
     """A view that calls another view with the same limit needs no second slot."""
     once = ratelimit("nested", "get:who", "1", algorithm="concurrency")
 

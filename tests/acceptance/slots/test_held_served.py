@@ -61,9 +61,7 @@ def get(port: int, path: str, method: str = "GET") -> int:
     "face", ["sync", "async", "class", "drf", "middleware", "middleware/async"]
 )
 def test_never_more_than_n_requests_run_at_once(site: tuple[str, Site], face: str) -> None:
-    """Fifty clients send requests for bodies of every kind. The number of views and bodies that run
-    simultaneously, measured inside them, is the limit. Afterwards no slot is held.
-    """
+    """Fifty clients send requests for bodies of every kind."""
     kind, (port, slots) = site
     for ending in BODIES[kind]:
         who = f"{face}-{ending}".replace("/", "-")
@@ -81,9 +79,7 @@ def test_never_more_than_n_requests_run_at_once(site: tuple[str, Site], face: st
 
 
 def hang_up(port: int, path: str, when: Callable[[], bool], most: int = 0) -> None:
-    """Send a request, and disconnect when the condition is true, after reading some bytes of the
-    response.
-    """
+    """Send a request, and disconnect when the condition is true."""
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         until(when, "it runs", 20)

@@ -62,9 +62,7 @@ def ada(settings: Any) -> Client:
 
 @SITE
 def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -> None:
-    """The rule has a sentence, holds slots of open responses, is explained by the slots in use,
-    and survives an export and import.
-    """
+    """It has a sentence, holds slots, is explained, and survives an export and import."""
     assert ada.post(f"{RULE}add/", FORM).status_code == 302
     rule = RateLimitRule.objects.get()
     assert rule.describe() == "2 at once per address, on /export/"

@@ -36,9 +36,7 @@ def used(limiter: RateLimiter, identity: Any = "ada") -> int:
 
 
 def test_never_more_slots_are_held_than_the_limit() -> None:
-    """The next call is refused. The refusal names the limit and the latest time to retry. After a
-    release, a call gets the slot.
-    """
+    """The next call is refused."""
     limiter = exports()
     with limiter.slot("ada") as first, limiter.slot("ada"):
         with pytest.raises(Ratelimited) as raised, limiter.slot("ada"):
@@ -58,9 +56,7 @@ def test_never_more_slots_are_held_than_the_limit() -> None:
 
 
 def test_a_slot_is_released_however_its_work_ends() -> None:
-    """The work ends by an exception, a cancelled task, a closed coroutine, or garbage
-    collection.
-    """
+    """Examples are an exception and a cancelled task."""
     limiter = exports("1")
     with pytest.raises(ZeroDivisionError), limiter.slot("ada"):
         _ = 1 / 0
@@ -87,9 +83,7 @@ def test_a_slot_is_released_however_its_work_ends() -> None:
 def test_a_coroutine_that_is_stopped_at_any_point_holds_no_slot(
     how: How, timeout: float, settings: Any
 ) -> None:
-    """It is stopped while it waits for a connection, a reply of Redis, its turn under a rate, its
-    work or the release. It tries once, or would try again.
-    """
+    """It waits for a connection, a reply, a turn, its work or the release."""
     settings.RATELIMIT_SLOT_SECONDS = 1.0
     limiter = exports(["20/s", "1"], algorithm="leaky_bucket")
 
@@ -118,9 +112,7 @@ def test_the_purpose_of_a_slot_is_escaped_in_logs_and_terminals() -> None:
 
 
 def test_a_decorated_function_holds_its_own_slot() -> None:
-    """The function is plain or async. The identity is read from its arguments, or is the same for
-    all calls. Its name is the purpose of the slot.
-    """
+    """The function is plain or async."""
     limiter = exports("1")
 
     @limiter.slot(key=lambda user: user)
@@ -156,9 +148,7 @@ class Marked:
     "made", [Async(), partial(Async()), markcoroutinefunction(Marked()), Async().__call__]
 )
 def test_a_decorated_coroutine_function_holds_its_slot_until_it_ends(made: Any) -> None:
-    """All kinds of coroutine functions are supported, also by the decorator that makes a hit
-    before each call.
-    """
+    """All kinds of coroutine functions are supported."""
     limiter = exports("1")
     decorated = limiter.slot(made)
     assert asyncio.run(decorated(limiter)) == 1
@@ -215,9 +205,7 @@ def test_the_slot_decorator_refuses_generator_functions(made: Any) -> None:
     ],
 )
 def test_the_slot_decorator_refuses_generators_as_results(made: Any) -> None:
-    """The error is raised when the call returns. The slot is released, and the generator is
-    closed.
-    """
+    """The error is raised when the call returns."""
     limiter = exports("1")
     decorated = limiter.slot(made)
     with pytest.raises(LimitError, match="returns before its work is done"):
@@ -226,9 +214,7 @@ def test_the_slot_decorator_refuses_generators_as_results(made: Any) -> None:
 
 
 def test_a_slot_object_is_used_by_one_caller_at_a_time() -> None:
-    """Threads, tasks and nested blocks cannot share it. It may be used again later, even after a
-    refusal.
-    """
+    """Threads, tasks and nested blocks cannot share it."""
     limiter = exports("2")
     slot = limiter.slot("ada")
     ready, held, refused = threading.Barrier(8), [], []
@@ -259,11 +245,8 @@ def test_a_slot_object_is_used_by_one_caller_at_a_time() -> None:
     async def tasks() -> list[Any]:
         return await asyncio.gather(*[hold() for _ in range(3)], return_exceptions=True)
 
-    assert [type(error) for error in asyncio.run(tasks())] == [
-        type(None),
-        RuntimeError,
-        RuntimeError,
-    ]
+    found = [type(error) for error in asyncio.run(tasks())]
+    assert found == [type(None), RuntimeError, RuntimeError]
     with limiter.slot("ada"), limiter.slot("ada"), pytest.raises(Ratelimited), slot:
         pass
     with slot, pytest.raises(RuntimeError), slot:
@@ -325,9 +308,7 @@ def test_contradicting_options_of_a_slot_limit_are_errors(
 
 
 def test_a_refusal_by_slots_is_not_cached(settings: Any) -> None:
-    """Another process may release a slot at any moment, so the next call asks Redis. Refusals by a
-    rate are cached.
-    """
+    """Another process may release a slot at any moment, so the next call asks Redis."""
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
     limiter = exports("1")
     with limiter.slot("ada"):
@@ -355,9 +336,7 @@ def test_a_refusal_by_slots_is_not_cached(settings: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_rule_changes_the_number_of_slots() -> None:
-    """The rule applies to the limiter of its name. If the rule has a rate instead of slots,
-    `hit` takes its units.
-    """
+    """The rule applies to the limiter of its name."""
     rule = RateLimitRule(
         name="exports", group="exports", rate="1", options={"algorithm": "concurrency"}
     )
@@ -378,9 +357,7 @@ def test_a_rule_changes_the_number_of_slots() -> None:
 
 
 def test_a_waiting_call_gets_a_slot_after_its_release() -> None:
-    """Threads and coroutines wait. Each gets a slot within the longest pause after a release, if no
-    other caller takes it.
-    """
+    """Threads and coroutines wait."""
     limiter = exports("1")
     taken: list[float] = []
 
@@ -404,9 +381,7 @@ def test_a_waiting_call_gets_a_slot_after_its_release() -> None:
 
 
 def test_a_waiting_call_tries_again_less_and_less_often(direct: redis.Redis) -> None:
-    """After a refusal it sleeps for 20 ms, then twice as long each time, up to 250 ms, and never
-    past its timeout. Then it is refused, with the estimate that it knew last.
-    """
+    """It sleeps for 20 ms, then twice as long each time, up to 250 ms, within its timeout."""
     limiter = exports("1")
     with limiter.slot("ada"):
         direct.config_resetstat()
@@ -423,9 +398,7 @@ def test_a_waiting_call_tries_again_less_and_less_often(direct: redis.Redis) -> 
 
 
 def test_a_waiting_caller_is_neither_counted_nor_banned_for_its_attempts() -> None:
-    """Only the rates of the limiter ban and count refused hits: one caller waits for a slot and a
-    unit, and is refused more often than the ban allows.
-    """
+    """Only the rates of the limiter ban and count refused hits."""
     limiter = RateLimiter("exports", "1/h", algorithm="fixed_window", ban_after=2, ban_for="1h")
     limiter.hit("ada")
     slots = exports("1")

@@ -20,8 +20,8 @@ from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_replies import call, is_own, store_of
-from tests.acceptance.store.test_topologies import alias
 from tests.support.scripted_server import Scripted, bulk, drip, late, usual
+from tests.tools.faults import alias
 
 pytestmark = pytest.mark.alone
 DEADLINE = 0.1

@@ -15,8 +15,8 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.store import asynchronous, get_store, server
 from django_ratelimit_lua.testing.server import Server
-from tests.acceptance.store.test_topologies import alias
 from tests.support.processes import until
+from tests.tools.faults import alias
 
 
 @pytest.fixture

@@ -28,9 +28,8 @@ from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_replies import ERRORS, call, decided_by, is_own
-from tests.acceptance.store.test_topologies import alias
 from tests.support.scripted_server import Scripted, reset, torn, usual
-from tests.tools.faults import Wire
+from tests.tools.faults import Wire, alias
 
 ANSWERED = [error for error in ERRORS if len(error) > 3 and not error.startswith(b"-LOADING")]
 

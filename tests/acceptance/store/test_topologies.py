@@ -27,6 +27,7 @@ from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.testing.server import Server
 from tests.support.redis_server import server as session_server
+from tests.tools.faults import alias
 
 GUIDE = (Path(__file__).parents[3] / "docs/how-to/deploy.rst").read_text()
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for
@@ -43,16 +44,6 @@ RULES = (
 ELSEWHERE = "cluster|slots asking role select"
 ANYWHERE = "sentinel|get-master-addr-by-name"
 BY_REDIS_PY = "select"
-
-
-def alias(location: str, **options: Any) -> dict[str, Any]:
-    return {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": location,
-            "OPTIONS": options,
-        }
-    }
 
 
 def used(name: str = "where") -> list[int]:

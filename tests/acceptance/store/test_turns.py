@@ -20,6 +20,7 @@ from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_deadline import at_once
 from tests.acceptance.store.test_replies import call
 from tests.support.processes import until
+from tests.tools.faults import alias
 
 MAX_ENTRIES = 3
 WAITERS = 50
@@ -29,14 +30,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="a process is stopped by
 
 def limited(settings: Any, server: Server) -> Store:
     """Return a store with three connections that does not pause after errors."""
-    options = {"CONNECTION_POOL_KWARGS": {"max_connections": MAX_ENTRIES}}
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": server.url,
-            "OPTIONS": options,
-        }
-    }
+    settings.CACHES = alias(server.url, CONNECTION_POOL_KWARGS={"max_connections": MAX_ENTRIES})
     return Store(ConnectionParams.of("default"), DEADLINE, background=True)
 
 

@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.engine import DecidedCharge
-from django_ratelimit_lua.engine.decide import (
-    FENCED_ATTEMPTS,
-    build_call,
-    complete,
-    deciding,
-)
+from django_ratelimit_lua.engine.decide import FENCED_ATTEMPTS, build_call, complete, deciding
 from django_ratelimit_lua.engine.run import Wait, arun, run, settling
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
@@ -107,9 +102,7 @@ def no_rules_yet(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_taken_units_can_be_refunded_by_their_token() -> None:
-    """The planned charges get their states and tokens. The token is the moment from which the units
-    count.
-    """
+    """The planned charges get their states and tokens."""
     planner = Planner()
     decision = Loop(planner, [rules(1)]).answer(ALLOWED)
     (decided,) = planner.charges
@@ -118,9 +111,7 @@ def test_taken_units_can_be_refunded_by_their_token() -> None:
 
 
 def test_stale_rules_are_loaded_and_the_call_is_planned_again() -> None:
-    """The request is gathered again under the newer rules. After the last attempt, the call is sent
-    without a revision, so that no reply can be stale.
-    """
+    """The request is gathered again under the newer rules."""
     planner = Planner()
     loop = Loop(planner, [rules(number) for number in range(1, 9)])
     answers = [loop.answer(stale(number)) for number in range(2, 2 + FENCED_ATTEMPTS)]
@@ -143,9 +134,7 @@ def test_the_latest_known_rules_apply() -> None:
 def test_a_call_has_time_left_after_loading_the_rules(
     is_answered: bool, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If Redis is replying, a call has a minimum of time left even if loading the rules has used up
-    its deadline. Otherwise it has none.
-    """
+    """If Redis is not replying, it has none."""
     monkeypatch.setattr("django_ratelimit_lua.rules.provider.is_answered", is_answered)
     loop = Loop(Planner(), [rules(1)])
     loop.deadline.left = 0.0
@@ -154,9 +143,7 @@ def test_a_call_has_time_left_after_loading_the_rules(
 
 
 def test_both_drivers_give_the_same_result() -> None:
-    """The sync and the async driver send the result of a wait to the generator, raise its error
-    there, and return the generator's result.
-    """
+    """They send results and errors of a wait to the generator, and return its result."""
 
     async def fail() -> None:
         raise ValueError("no")
@@ -176,9 +163,7 @@ def test_both_drivers_give_the_same_result() -> None:
 
 @pytest.mark.parametrize("counts_denied", [False, True])
 def test_a_refused_call_has_no_units_to_refund(counts_denied: bool) -> None:
-    """If another limit refuses, a limit takes no units, unless it counts denied requests. Only a
-    limit that has taken units has a token.
-    """
+    """If another limit refuses, a limit takes no units, unless it counts denied requests."""
     refusing = Charge(Limit("full", "5/h"), digest("ada"))
     counted = Charge(
         Limit("x", "5/h", algorithm="fixed_window", count_denied=counts_denied), digest("ada")
@@ -194,9 +179,7 @@ def test_a_refused_call_has_no_units_to_refund(counts_denied: bool) -> None:
 
 
 def test_an_interrupted_wait_releases_its_resources_immediately() -> None:
-    """When a wait is cancelled or interrupted, the generator releases its resources before the
-    exception reaches the caller.
-    """
+    """They are released before the exception reaches the caller."""
     held: list[str] = []
 
     def waiting(interruption: BaseException) -> Generator[Any, Any, None]:
@@ -226,10 +209,7 @@ def test_an_interrupted_wait_releases_its_resources_immediately() -> None:
 
 
 def test_a_stopped_generator_completes_its_cleanup(caplog: pytest.LogCaptureFixture) -> None:
-    """The cleanup runs once, before the interruption continues. This applies to the sync driver, to
-    a task that is cancelled several times, and to a closed coroutine. An error of the cleanup is
-    logged and does not hide the interruption.
-    """
+    """The cleanup runs once, before the interruption continues."""
     done: list[str] = []
 
     async def later(name: str) -> None:

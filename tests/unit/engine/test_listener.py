@@ -14,9 +14,7 @@ from django_ratelimit_lua.exceptions import StoreError
 
 @pytest.fixture
 def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    """Return a listener whose steps the test runs, and which does not compare its rules with the
-    database.
-    """
+    """Yield a listener whose steps the test runs."""
     monkeypatch.setattr(module.provider, "compare_with_published", lambda loads: True)
     listener = Listener()
     yield listener

@@ -50,9 +50,7 @@ def hits(here: LocalCounts, limit: Limit, times: int, **options: Any) -> int:
 
 
 def test_each_limit_uses_its_own_policy(here: LocalCounts) -> None:
-    """A local limit admits a part, an open limit allows every hit, and a closed limit refuses. If
-    one limit is closed, the whole call is refused and takes nothing.
-    """
+    """A local limit admits a part, an open limit allows every hit, and a closed limit refuses."""
     local = Limit("local", "8/h")
     closed = Limit("closed", "8/h", on_store_error="closed")
     opened = Limit("open", "1/h", on_store_error="open")
@@ -90,10 +88,7 @@ def test_a_bucket_admits_a_part_of_its_burst_in_the_time_in_which_it_refills(
 
 
 def test_small_and_large_hits(here: LocalCounts) -> None:
-    """A limit that is smaller than the number of processes admits one unit, and a limit of 0 none.
-    A hit that is larger than the part is refused until Redis is back, a larger one than the limit
-    for good.
-    """
+    """A smaller limit than the number of processes admits one unit, and a limit of 0 none."""
     assert hits(here, Limit("small", "2/h"), 3) == 1
     assert ask(here, Limit("none", "0/h")).retry_after is None
     assert ask(here, Limit("x", "40/h"), cost=11).retry_after == 1.0
@@ -141,9 +136,7 @@ def test_an_edited_limit_keeps_its_count(here: LocalCounts) -> None:
 def test_the_least_recently_used_client_is_dropped(
     split: Any, here: LocalCounts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that keeps hitting is never dropped. An idle one is dropped after hits of as many
-    others as the maximum. Peeks and refunds of others do not count.
-    """
+    """A client that keeps hitting is never dropped."""
     set_share(monkeypatch, equal_share(4, 1))
     limit = Limit("x", "40/h", algorithm="fixed_window", split=split)
     assert hits(here, limit, 20, who="idle") == 10
@@ -162,9 +155,7 @@ def test_the_least_recently_used_client_is_dropped(
 
 
 def test_threads_take_exactly_the_available_units(here: LocalCounts) -> None:
-    """Eight threads take units of several limits and clients in any order. Each call takes all its
-    units or none, and no count is lost or exceeds its part.
-    """
+    """Eight threads take units of several limits and clients in any order."""
     limits = [Limit(f"limit {number}", "1600/h") for number in range(3)]
     admitted: list[tuple[int, int]] = []
 
