@@ -19,7 +19,7 @@ from ..operations.bans import ActiveBan, active_bans, lift_bans
 from ..operations.known_limits import place_words
 from .client_search import compile_matcher, computed_clients
 from .identities import (
-    WHO,
+    SEE_NAMES,
     client_links,
     client_url,
     link_words,
@@ -52,7 +52,8 @@ class BanPage(ActionPage):
         context |= {
             "chosen": request.GET.get("rule", ""),
             "search": _search_text(request),
-            "are_names_hidden": conf.SHOW_IDENTITIES != "plain" or not request.user.has_perm(WHO),
+            "are_names_hidden": conf.SHOW_IDENTITIES != "plain"
+            or not request.user.has_perm(SEE_NAMES),
         }
         try:
             context |= _list_context(request)
@@ -134,7 +135,7 @@ def _filter_bans(request: HttpRequest, bans: Sequence[ActiveBan]) -> list[Active
     name = request.GET.get("rule", "")
     listed = [ban for ban in bans if name in ("", ban.name)]
     if text := _search_text(request):
-        listed = _search_bans(listed, text, sees_names=request.user.has_perm(WHO))
+        listed = _search_bans(listed, text, sees_names=request.user.has_perm(SEE_NAMES))
     return sorted(listed, key=lambda ban: ban.since, reverse=True)
 
 

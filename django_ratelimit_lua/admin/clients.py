@@ -38,7 +38,7 @@ from .client_search import (
     search_clients,
 )
 from .identities import (
-    WHO,
+    SEE_NAMES,
     client_links,
     client_url,
     form_url,
@@ -222,7 +222,7 @@ def _network_context(request: HttpRequest, network: str) -> Context:
             "Names of clients are masked (RATELIMIT_SHOW_IDENTITIES), so the clients within a "
             "network cannot be listed. Search for an address."
         )
-    elif not request.user.has_perm(WHO):
+    elif not request.user.has_perm(SEE_NAMES):
         problem = _(
             "To list the clients within a network, you need the permission “May see the names "
             "of clients”."

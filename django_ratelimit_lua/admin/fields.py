@@ -32,7 +32,7 @@ def option_field(option: Option) -> forms.Field:
     if check is check_tier_list:
         return TiersField(**words)
     if check is flag:
-        # A text, edited by hand, is not true.
+        # A text was written by hand, and is not true.
         checkbox = forms.CheckboxInput(check_test=lambda value: value is True)
         return forms.BooleanField(widget=checkbox, **words)
     if option.names or isinstance(check, Choice):
@@ -89,13 +89,13 @@ class NamesField(forms.MultipleChoiceField):
         self.separator = separator
         self.none = none
 
-    def offer(self, names: Iterable[tuple[str, str]]) -> None:
+    def set_names(self, names: Iterable[tuple[str, str]]) -> None:
         """Set the names to choose from, each with its label."""
-        self.choices = [*dict(names).items()]
+        self.choices = list(dict(names).items())
 
     def prepare_value(self, value: Any) -> Any:
         if isinstance(value, str):
-            return split(value, self.separator)
+            return split_text(value, self.separator)
         return value
 
     def to_python(self, value: Any) -> Any:
@@ -105,8 +105,9 @@ class NamesField(forms.MultipleChoiceField):
         return self.separator.join(super().clean(value)) or self.none
 
     def has_changed(self, initial: object, data: Any) -> bool:
-        before, now = (self.to_python(self.prepare_value(each)) for each in (initial, data))
-        return super().has_changed(before, now)
+        before = self.to_python(self.prepare_value(initial))
+        after = self.to_python(self.prepare_value(data))
+        return super().has_changed(before, after)
 
 
 class KeyWidget(forms.Select):
@@ -115,12 +116,13 @@ class KeyWidget(forms.Select):
     template_name = "admin/django_ratelimit_lua/key.html"
 
     def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
-        other = ""
-        if value and value not in dict(self.choices):
-            other, value = value, OTHER
-        return {**super().get_context(name, value, attrs), "other": other}
+        """Return the context, with the text of a key that is not in the list."""
+        if not value or value in dict(self.choices):
+            return {**super().get_context(name, value, attrs), "other": ""}
+        return {**super().get_context(name, OTHER, attrs), "other": value}
 
     def value_from_datadict(self, data: Any, files: Any, name: str) -> Any:
+        """Return the key that was chosen, or entered as text."""
         value = super().value_from_datadict(data, files, name)
         if value == OTHER:
             return data.get(f"{name}_other", "")
@@ -132,7 +134,7 @@ def is_set(value: object) -> bool:
     return value not in (None, "", []) and value is not False
 
 
-def split(text: str, separator: str = ",") -> list[str]:
+def split_text(text: str, separator: str = ",") -> list[str]:
     """Return the parts of a text between separators."""
     parts = map(str.strip, text.split(separator.strip(" ")))
     return list(filter(None, parts))
@@ -163,10 +165,10 @@ class TierForm(forms.Form):
             raise ValidationError(_("There is no such group."))
         return name
 
-    def tier(self) -> dict[str, object]:
+    def to_tier(self) -> dict[str, object]:
         """Return the tier in the notation of rules."""
         given = self.cleaned_data
-        rates = split(given["rate"])
+        rates = split_text(given["rate"])
         tier: dict[str, object] = {"group": given["group"], "rate": rates}
         if len(rates) == 1:
             tier["rate"] = rates[0]
@@ -184,33 +186,37 @@ class TiersWidget(forms.Widget):
     formset: Any = None
     """The rows that were sent."""
 
-    def rows(self, data: Any = None, name: str = "tiers", **kwargs: Any) -> Any:
-        """Return a formset of tiers."""
-        made = forms.formset_factory(TierForm, extra=1)
-        own = {"groups": self.groups, "empty_permitted": True, "label_suffix": ""}
-        return made(data, prefix=name, form_kwargs=own, **kwargs)
+    def make_formset(self, data: Any = None, name: str = "tiers", **kwargs: Any) -> Any:
+        """Return a formset of tiers, with an empty row at the end."""
+        formset_class = forms.formset_factory(TierForm, extra=1)
+        form_kwargs = {"groups": self.groups, "empty_permitted": True, "label_suffix": ""}
+        return formset_class(data, prefix=name, form_kwargs=form_kwargs, **kwargs)
 
     def value_from_datadict(self, data: Any, files: object, name: str) -> Any:
+        """Return the formset of the rows that were sent, which is the same for each call."""
         if self.formset is None:
-            self.formset = self.rows(data, name)
+            self.formset = self.make_formset(data, name)
         return self.formset
 
     def render(self, name: str, value: Any, *args: object, **kwargs: object) -> SafeString:
-        rows = self.formset
-        if rows is None:
-            rows = self.rows(name=name, initial=[_initial(tier) for tier in _mappings(value)])
-        context = {"rows": rows, "groups": self.groups}
+        """Render the rows that were sent, or else those of the stored tiers."""
+        formset = self.formset
+        if formset is None:
+            initial = [_initial_row(tier) for tier in _valid_tiers(value)]
+            formset = self.make_formset(name=name, initial=initial)
+        context = {"rows": formset, "groups": self.groups}
         return render_to_string("admin/django_ratelimit_lua/tiers.html", context)
 
 
-def _mappings(value: object) -> list[Mapping[str, Any]]:
-    """Return the tiers of a rule; those that are no mappings were edited by hand."""
+def _valid_tiers(value: object) -> list[Mapping[str, Any]]:
+    """Return the tiers of a rule, without those that were broken by hand: they are no mappings."""
     if not isinstance(value, (list, tuple)):
         return []
     return [tier for tier in value if isinstance(tier, Mapping)]
 
 
-def _initial(tier: Mapping[str, Any]) -> dict[str, object]:
+def _initial_row(tier: Mapping[str, Any]) -> dict[str, object]:
+    """Return the initial values of the row for a tier."""
     rate = tier.get("rate")
     if isinstance(rate, (list, tuple)):
         rate = ", ".join(map(str, rate))
@@ -222,15 +228,16 @@ class TiersField(forms.Field):
 
     widget = TiersWidget
 
-    def offer(self, groups: Sequence[str], tiers: object) -> None:
+    def set_groups(self, groups: Sequence[str], tiers: object) -> None:
         """Set the names of groups that a tier may have, besides those of these tiers."""
-        stored = [str(tier.get("group")) for tier in _mappings(tiers)]
+        stored = [str(tier.get("group")) for tier in _valid_tiers(tiers)]
         self.widget.groups = list(dict.fromkeys([*groups, *stored]))
 
     def clean(self, value: Any) -> list[dict[str, object]]:
+        """Return the tiers of the formset, without empty rows."""
         if not value.is_valid():
             raise ValidationError(_("Correct the marked tiers."))
-        return [row.tier() for row in value if row.has_changed()]
+        return [row.to_tier() for row in value if row.has_changed()]
 
     def has_changed(self, initial: object, data: Any) -> bool:
         return not data.is_valid() or self.clean(data) != (initial or [])

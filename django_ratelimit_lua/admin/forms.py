@@ -26,8 +26,8 @@ from ..rules import RuleError
 from ..rules.describe import value_words
 from ..rules.options import COLUMNS, NAMES, option_table
 from ..views.call_sites import discover_call_sites, known_call_sites, route_names
-from .fields import OTHER, KeyWidget, NamesField, TextField, is_set, option_field, split
-from .history import difference_of
+from .fields import OTHER, KeyWidget, NamesField, TextField, is_set, option_field, split_text
+from .history import describe_versions
 
 Values = dict[str, Any]
 """The values of a form, by field."""
@@ -49,7 +49,7 @@ class RevisionForm(forms.ModelForm):  # type: ignore[type-arg]
         self.label_suffix = ""
 
     def clean(self) -> Values:
-        """Note the stored version, if it is newer than the one that the form has shown."""
+        """Set `stored` if the stored version is newer than the one that the form has shown."""
         given = super().clean() or {}
         sent = self.data.get(self.add_prefix("revision"))
         if self.instance.pk is not None and sent not in (None, str(self.instance.revision)):
@@ -60,13 +60,14 @@ class RevisionForm(forms.ModelForm):  # type: ignore[type-arg]
         """Add errors of the whole row, in addition to those of the model."""
 
     def _post_clean(self) -> None:
+        """Add the errors of the row. Without any, add how it differs from a newer version."""
         super()._post_clean()  # type: ignore[misc]
         self.check_row()
         if self.stored is not None and not self.errors:
             row = self.instance
-            lines = difference_of(row.CHANGE_KIND, self.stored, row.spec)
+            lines = describe_versions(row.CHANGE_KIND, self.stored, row.spec)
             if lines:
-                self.add_error(None, ValidationError([_latest_author(row), *lines]))
+                self.add_error(None, ValidationError([_conflict_words(row), *lines]))
 
     def _update_errors(self, errors: ValidationError) -> None:
         """Add the first error of the model for each field that has no error of the form."""
@@ -76,8 +77,8 @@ class RevisionForm(forms.ModelForm):  # type: ignore[type-arg]
             super()._update_errors(ValidationError(news))  # type: ignore[misc]
 
 
-def _latest_author(row: Any) -> str:
-    """Return a sentence about the change that was made while a form was open."""
+def _conflict_words(row: Any) -> str:
+    """Return the error for a change by another user that was made while a form was open."""
     changes = RateLimitChange.objects.filter(kind=row.CHANGE_KIND, object_id=row.pk)
     by = changes.values_list("by", flat=True).first()
     text = _(
@@ -124,21 +125,26 @@ def code_names() -> list[str]:
     return known_call_sites.names()[:MAX_NAMES]
 
 
-def conditions() -> dict[str, dict[str, Any]]:
+def option_conditions() -> dict[str, dict[str, Any]]:
     """Return when the form shows an option: its algorithms, what it excludes, and what it needs.
 
     An option that always has an effect has no entry. Of two options that need each other, the first
     is always shown.
     """
     table = option_table()
-    found = {}
-    for number, (name, option) in enumerate(table.items()):
+    conditions = {}
+    earlier: set[str] = set()
+    for name, option in table.items():
         algorithms = [each.name for each in ALGORITHMS.values() if name in each.options]
-        needs = option.needs if option.needs in [*table][:number] else ""
+        needs = option.needs if option.needs in earlier else ""
         if algorithms or option.excludes or needs:
-            excludes = [*option.excludes]
-            found[name] = {"algorithms": algorithms, "excludes": excludes, "needs": needs}
-    return found
+            conditions[name] = {
+                "algorithms": algorithms,
+                "excludes": list(option.excludes),
+                "needs": needs,
+            }
+        earlier.add(name)
+    return conditions
 
 
 def default_algorithm() -> str:
@@ -149,19 +155,17 @@ def default_algorithm() -> str:
 def hidden_options(values: Mapping[str, Any]) -> list[str]:
     """Return the options that have neither a value nor an effect, by the values of the form."""
     algorithm = values.get("algorithm") or default_algorithm()
-    return [
-        name
-        for name, condition in conditions().items()
-        if not is_set(values.get(name))
-        and (
-            algorithm not in (condition["algorithms"] or [algorithm])
-            or any(is_set(values.get(other)) for other in condition["excludes"])
-            or (condition["needs"] and not is_set(values.get(condition["needs"])))
-        )
-    ]
+    hidden = []
+    for name, condition in option_conditions().items():
+        is_of_another = condition["algorithms"] and algorithm not in condition["algorithms"]
+        is_excluded = any(is_set(values.get(other)) for other in condition["excludes"])
+        is_alone = condition["needs"] and not is_set(values.get(condition["needs"]))
+        if not is_set(values.get(name)) and (is_of_another or is_excluded or is_alone):
+            hidden.append(name)
+    return hidden
 
 
-def confirmation_of(texts: Sequence[str]) -> str:
+def confirmation_digest(texts: Sequence[str]) -> str:
     """Return what a page sends to confirm these texts: no others are confirmed by it."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
@@ -181,14 +185,9 @@ class AskingForm(RevisionForm):
     asks = False
     """Whether it shows warnings to confirm."""
 
-    def ask(self, warnings: Sequence[tuple[str, str]], subject: Sequence[str] = ()) -> None:
-        """Add the warnings as errors of their fields, unless they are confirmed.
-
-        Args:
-            warnings: Fields and texts.
-            subject: Texts for which the confirmation is valid. Default: the texts of the warnings.
-        """
-        confirmed = confirmation_of(subject or [text for _field, text in warnings])
+    def ask_to_confirm(self, warnings: Sequence[tuple[str, str]]) -> None:
+        """Add warnings, each with its field, as errors, unless exactly these are confirmed."""
+        confirmed = confirmation_digest([text for _field, text in warnings])
         if not warnings or self.data.get("confirm") == confirmed:
             return
         self.asks = True
@@ -202,10 +201,10 @@ def form_values(rule: RateLimitRule) -> Values:
     """Return the values of the form's fields for a rule."""
     values: Values = {name: getattr(rule, name) for name in COLUMNS}
     values["path"] = "\n".join(filter(None, [rule.path, values.pop("route")]))
-    return {**dict.fromkeys(option_table()), **own_options(rule), **values}
+    return {**dict.fromkeys(option_table()), **stored_options(rule), **values}
 
 
-def own_options(rule: RateLimitRule) -> Mapping[str, Any]:
+def stored_options(rule: RateLimitRule) -> Mapping[str, Any]:
     """Return the options of a rule, which may have been edited by hand."""
     if isinstance(rule.options, Mapping):
         return rule.options
@@ -215,7 +214,7 @@ def own_options(rule: RateLimitRule) -> Mapping[str, Any]:
 def absent_options(rule: RateLimitRule) -> dict[str, Any]:
     """Return the options of a rule that are those of optional apps that are not installed."""
     absent = FIELDS_OF_ANNEXES.keys() - option_table().keys()
-    return {name: value for name, value in own_options(rule).items() if name in absent}
+    return {name: value for name, value in stored_options(rule).items() if name in absent}
 
 
 class RuleForm(AskingForm):
@@ -270,18 +269,19 @@ class RuleForm(AskingForm):
         return "_redraw" in self.data
 
     def _set_choices(self, values: Values) -> None:
+        """Set the choices of the fields, including those that the rule has already."""
         fields: dict[str, Any] = self.fields
         for field in ("name", "group"):
             fields[field].widget.attrs["list"] = "ratelimit-names"
         fields["key"].widget.choices = key_choices()
-        # Methods that the rule has already stay: WebDAV and other clients use more than these.
-        methods = [*METHODS, *split(values["method"])]
-        fields["method"].offer((name, name) for name in methods)
+        # WebDAV and other clients use more methods than these.
+        methods = [*METHODS, *split_text(values["method"])]
+        fields["method"].set_names((name, name) for name in methods)
         groups = group_names()
-        fields["audience"].offer(audience_choices(groups, values["audience"].splitlines()))
-        fields["tiers"].offer(groups, values.get("tiers"))
+        fields["audience"].set_names(audience_choices(groups, values["audience"].splitlines()))
+        fields["tiers"].set_groups(groups, values.get("tiers"))
 
-    def mark_hidden(self) -> None:
+    def mark_hidden_fields(self) -> None:
         """Mark the fields that have no effect, which the style sheet hides."""
         values = {name: self[name].value() for name in self.fields}
         for name in hidden_options(values):
@@ -301,7 +301,7 @@ class RuleForm(AskingForm):
 
         Raises `ValidationError` for more than one route, and for one that the site does not have.
         """
-        lines = split(self.cleaned_data["path"], "\n")
+        lines = split_text(self.cleaned_data["path"], "\n")
         routes = [line for line in lines if not line.startswith(("/", "*"))]
         if len(routes) > 1:
             raise ValidationError(_("Enter the name of only one URL pattern."))
@@ -323,13 +323,14 @@ class RuleForm(AskingForm):
         return given
 
     def _post_clean(self) -> None:
+        """Add the warnings to confirm, if the form is valid."""
         super()._post_clean()
-        if self.errors or not (self.is_editable and self.is_asking):
-            return  # No warnings until the form is valid.
+        if self.errors or not self.is_editable or not self.is_asking:
+            return
         mode = ""
         if self.instance.pk is not None:
             mode = self.initial["mode"]
-        self.ask(confirmations(self.instance, mode))
+        self.ask_to_confirm(confirmations(self.instance, mode))
 
     def check_row(self) -> None:
         """Compile the rule, and add its errors to fields without an error."""

@@ -24,18 +24,19 @@ from ..operations.history import MAX_NAMED
 from ..rules import RuleError
 from ..rules.describe import describe_difference, rate_words
 from ..views.call_sites import describe_rule
-from .identities import WHO, client_words, identity_words, may_see_names, numbered_override
+from .identities import SEE_NAMES, client_words, identity_words, may_see_names, numbered_override
 from .pages import Context, ReadOnlyAdmin, may
 
 DIGESTS = {"subject", "digests"}
+"""Fields that are never shown."""
 NAMING = {"client", "reason"}
 """Fields of an override that name its client."""
 MOMENTS = ("starts", "ends", "until")
-FIRST = 2**30
+MIN_RESTORED_REVISION = 2**30
 """The revision of a restored rule is random, and higher than any that edits reach."""
 
 
-def seen_by(
+def annotate_visibility(
     request: HttpRequest, changes: models.QuerySet[RateLimitChange]
 ) -> models.QuerySet[RateLimitChange]:
     """Annotate each change with whether the user of a request may see its client and its reason.
@@ -44,7 +45,7 @@ def seen_by(
     """
     is_override = models.Q(kind=RateLimitChange.Kind.OVERRIDE)
     sees_override = models.When(is_override, then=models.Value(may_see_names(request)))
-    sees_client = models.Value(request.user.has_perm(WHO))
+    sees_client = models.Value(request.user.has_perm(SEE_NAMES))
     return changes.annotate(may_see_who=models.Case(sees_override, default=sees_client))
 
 
@@ -52,7 +53,7 @@ def change_name(change: RateLimitChange) -> str:
     """Return the name of the row of an annotated change; the number of an override may replace it.
 
     Args:
-        change: A change that `seen_by` has annotated.
+        change: A change that `annotate_visibility` has annotated.
     """
     may_see_who = change.may_see_who  # type: ignore[attr-defined]
     if change.kind == RateLimitChange.Kind.OVERRIDE and not may_see_who:
@@ -60,7 +61,7 @@ def change_name(change: RateLimitChange) -> str:
     return change.name
 
 
-def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
+def describe_change(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
     """Describe a change field by field, old and new, in the words of the forms.
 
     Digests are left out.
@@ -69,17 +70,21 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
         change: Any entry of the history. For a created or deleted row, all values are listed.
         may_see_who: Whether names of clients and reasons may be shown.
     """
-    before = _mapping(change.before)
-    after = _mapping(change.after)
+    before = _stored_fields(change.before)
+    after = _stored_fields(change.after)
     if change.kind == RateLimitChange.Kind.IDENTITY:
-        return _action_words(change.action, after, may_see_who=may_see_who)
-    hidden = {"client"} if change.name in (before.get("client"), after.get("client")) else set()
+        return _describe_action(change.action, after, may_see_who=may_see_who)
+    hidden = set()
     if change.kind == RateLimitChange.Kind.OVERRIDE and not may_see_who:
         hidden = NAMING
-    return difference_of(change.kind, before, after, hidden)
+    elif change.name in (before.get("client"), after.get("client")):
+        hidden = {"client"}  # The page shows it as the name of the row.
+    return describe_versions(change.kind, before, after, hidden)
 
 
-def difference_of(kind: str, before: Spec, after: Spec, hidden: Collection[str] = ()) -> list[str]:
+def describe_versions(
+    kind: str, before: Spec, after: Spec, hidden: Collection[str] = ()
+) -> list[str]:
     """Return the fields in which two versions of a row differ, with their values in words.
 
     Args:
@@ -90,55 +95,68 @@ def difference_of(kind: str, before: Spec, after: Spec, hidden: Collection[str] 
     """
     if kind == RateLimitChange.Kind.RULE:
         return describe_difference(before, after)
-    model = AUDITED.get(kind)
-    fields = () if model is None else model._meta.concrete_fields  # An optional app may be gone.
-    columns = {column.name: column for column in fields}
-    labels = {"client": _("client"), **{name: row.verbose_name for name, row in columns.items()}}
+    columns: dict[str, Any] = {}
+    if kind in AUDITED:  # Otherwise its optional app is not installed.
+        columns = {column.name: column for column in AUDITED[kind]._meta.concrete_fields}
+    labels = {"client": _("client")}
+    labels |= {name: column.verbose_name for name, column in columns.items()}
     lines = []
-    for name in dict.fromkeys((*labels, *sorted({*before, *after} - DIGESTS))):
-        if before.get(name) == after.get(name) or name in {*DIGESTS, *hidden}:
+    for name in dict.fromkeys((*labels, *sorted({*before, *after}))):
+        if name in DIGESTS or name in hidden or before.get(name) == after.get(name):
             continue
         values = [
-            _value(name, columns.get(name), side.get(name)) for side in (before, after) if side
+            _describe_value(name, columns.get(name), version.get(name))
+            for version in (before, after)
+            if version
         ]
         lines.append(f"{capfirst(str(labels.get(name, name)))}: {' → '.join(values)}")
     return lines
 
 
-def _mapping(spec: object) -> Spec:
+def _stored_fields(spec: object) -> Spec:
     """Return the fields of a stored version, or no fields if it is not a mapping."""
     if isinstance(spec, dict):
         return spec
     return {}
 
 
-def _action_words(action: str, after: Spec, *, may_see_who: bool) -> list[str]:
-    """Describe an operator's action on a client."""
-    reason = list(filter(None, [may_see_who and after.get("why")]))
+def _describe_action(action: str, after: Spec, *, may_see_who: bool) -> list[str]:
+    """Describe an operator's action on clients, of which the first ones are named."""
     digests = after.get("digests") or ["—"]
-    names = _mapping(may_see_who and after.get("who"))
-    named = [
+    names: Spec = {}
+    if may_see_who:
+        names = _stored_fields(after.get("who"))
+    clients = [
         client_words(identity_words(names.get(digest, ())), digest)
         for digest in digests[:MAX_NAMED]
     ]
-    more = len(digests) - len(named)
+    more = len(digests) - len(clients)
     if more:
-        named.append(ngettext("%(number)s more", "%(number)s more", more) % {"number": more})
-    text = ngettext(
-        "The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests)
-    )
+        clients.append(ngettext("%(number)s more", "%(number)s more", more) % {"number": more})
     if action == RateLimitChange.Action.ENDED:
         text = gettext("The counts of %(client)s are reset.")
-    lines = [text % {"client": ", ".join(named)}]
+    else:
+        text = ngettext(
+            "The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests)
+        )
+    lines = [text % {"client": ", ".join(clients)}]
     if after.get("forget"):
         lines.append(gettext("Earlier bans are forgotten."))
-    return lines + reason
+    if may_see_who and after.get("why"):
+        lines.append(after["why"])
+    return lines
 
 
-def _value(name: str, column: Any, value: Any) -> str:
-    if value is None and (
-        getattr(column, "flatchoices", None) or isinstance(column, models.BooleanField)
-    ):
+def _describe_value(name: str, column: Any, value: Any) -> str:
+    """Return the value of a field in words, with the labels of choices.
+
+    Args:
+        name: The name of the field.
+        column: The field of the model; None if the model has no such field.
+        value: Its value; None if the version does not contain it.
+    """
+    choices = dict(getattr(column, "flatchoices", ()))
+    if value is None and (choices or isinstance(column, models.BooleanField)):
         value = column.get_default()  # Specs leave it out.
     if value in (None, ""):
         return "—"
@@ -149,11 +167,10 @@ def _value(name: str, column: Any, value: Any) -> str:
     if name in MOMENTS:
         with suppress(TypeError, ValueError):
             return moment_words(datetime.datetime.fromisoformat(value))
-    choices = dict(getattr(column, "flatchoices", ()))
     return str(choices.get(str(value), value))
 
 
-def undone(change: RateLimitChange) -> RateLimitRule:
+def restored_rule(change: RateLimitChange) -> RateLimitRule:
     """Return a rule, also a deleted one, as it was before a change. It is not saved yet.
 
     Raises:
@@ -162,7 +179,8 @@ def undone(change: RateLimitChange) -> RateLimitRule:
     row = rule_of(change)
     if row is None:
         # A form of the deleted rule that is still open must not have the revision of the new row.
-        row = RateLimitRule(pk=change.object_id, revision=FIRST + secrets.randbelow(FIRST // 2))
+        revision = MIN_RESTORED_REVISION + secrets.randbelow(MIN_RESTORED_REVISION // 2)
+        row = RateLimitRule(pk=change.object_id, revision=revision)
     row.assign(change.before or {})
     if RateLimitRule.objects.filter(name=row.name).exclude(pk=row.pk).exists():
         text = gettext_noop("Another rule has this name. Rename or delete it first.")
@@ -190,7 +208,9 @@ def undo_label(change: RateLimitChange, row: RateLimitRule | None) -> str:
         change: The change.
         row: The rule as it is now, if it exists.
     """
-    current = row and row.spec
+    current = None
+    if row is not None:
+        current = row.spec
     if change.kind != RateLimitChange.Kind.RULE or change.before in (None, current):
         return ""
     if change.after == current:
@@ -226,16 +246,17 @@ class ChangeAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("what changed"))
     def changes(self, change: RateLimitChange) -> str:
-        declared = change.before or change.after
-        is_whole = None in (change.before, change.after)
-        if is_whole and declared and change.kind == RateLimitChange.Kind.RULE:
-            return describe_rule(declared)
-        lines = changed_words(change, may_see_who=change.may_see_who)  # type: ignore[attr-defined]
+        """Return what changed, one line for each field; a created or deleted rule in a sentence."""
+        spec = change.before or change.after
+        is_one_version = None in (change.before, change.after)
+        if is_one_version and spec and change.kind == RateLimitChange.Kind.RULE:
+            return describe_rule(spec)
+        lines = describe_change(change, may_see_who=change.may_see_who)  # type: ignore[attr-defined]
         return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines))
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Return the changes, each annotated with whether the user may see names."""
-        return seen_by(request, super().get_queryset(request))
+        return annotate_visibility(request, super().get_queryset(request))
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
@@ -257,6 +278,7 @@ class ChangeAdmin(ReadOnlyAdmin):
     def render_change_form(
         self, request: HttpRequest, context: Context, *args: Any, **kwargs: Any
     ) -> HttpResponse:
+        """Show a change, with a button to undo it for users who may do that."""
         change = kwargs.get("obj")
         if isinstance(change, RateLimitChange) and may_undo(request):
             rule = rule_of(change)

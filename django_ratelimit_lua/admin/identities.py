@@ -23,7 +23,7 @@ from ..rules.describe import key_label
 from .client_limits import override_subject, overrides_of
 from .pages import admin_url, may, may_see_rules, page_query
 
-WHO = "django_ratelimit_lua.view_identities"
+SEE_NAMES = "django_ratelimit_lua.view_identities"
 """May see the names of clients."""
 LETTERS = 12
 """Letters of a digest that stand for a client, as on the page of bans and in the command."""
@@ -42,15 +42,15 @@ class ReadablePart(NamedTuple):
 
 def visible_name(request: HttpRequest, name: Iterable[Part]) -> Name:
     """Return the name of a client; empty if the user may not see it."""
-    if not request.user.has_perm(WHO):
+    if not request.user.has_perm(SEE_NAMES):
         return []
     return list(name)
 
 
 def readable_parts(request: HttpRequest, named: Sequence[Name]) -> list[list[ReadablePart]]:
-    """Return the parts of identities as the pages show them."""
-    users = _users([value for name in named for kind, value in name if kind == "user"])
-    return [[_readable(request, kind, value, users) for kind, value in name] for name in named]
+    """Return the parts of identities as the pages show them. The users are read by one query."""
+    users = _find_users([value for name in named for kind, value in name if kind == "user"])
+    return [[_readable_part(request, kind, value, users) for kind, value in name] for name in named]
 
 
 def identity_words(name: Iterable[Part]) -> str:
@@ -99,16 +99,17 @@ def link_words(parts: Iterable[ReadablePart], digest: str) -> str:
     return client_words(", ".join(part.words for part in parts), digest)
 
 
-def _users(keys: Sequence[str]) -> dict[str, User]:
+def _find_users(keys: Sequence[str]) -> dict[str, User]:
+    """Return the users with these primary keys, by the keys. Some of the keys may be no keys."""
     model = get_user_model()
-    found = []
+    valid = []
     for key in keys:
         with suppress(ValidationError):
-            found.append(model._meta.pk.to_python(key))
-    return {str(user.pk): user for user in model._default_manager.filter(pk__in=found)}
+            valid.append(model._meta.pk.to_python(key))
+    return {str(user.pk): user for user in model._default_manager.filter(pk__in=valid)}
 
 
-def _readable(
+def _readable_part(
     request: HttpRequest, kind: str, value: str, users: Mapping[str, User]
 ) -> ReadablePart:
     if kind == "user" and value in users:
@@ -129,6 +130,7 @@ def _part_words(kind: str, value: str) -> str:
 
 
 def _user_url(request: HttpRequest, user: User) -> str:
+    """Return the URL of a user's page; empty if there is none that the operator may see."""
     meta = user._meta
     if not request.user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
         return ""
@@ -171,11 +173,17 @@ def client_links(
     overrides = overrides_of([digest for digest, _name in clients])
     links = []
     for digest, parts in clients:
-        blocks = [each for each in overrides[digest] if each.effect == "block" and each.is_active()]
-        words = client_words(", ".join(value for _kind, value in parts), digest)
-        url = client_url(request, digest, name)
-        form = override_url(request, digest, parts, rule)
-        links.append(ClientLinks(digest, words, url, next(iter(blocks), None), form))
+        rows = overrides[digest]
+        block = next((row for row in rows if row.effect == "block" and row.is_active()), None)
+        links.append(
+            ClientLinks(
+                digest=digest,
+                words=client_words(", ".join(value for _kind, value in parts), digest),
+                url=client_url(request, digest, name),
+                block=block,
+                override_url=override_url(request, digest, parts, rule),
+            )
+        )
     return links
 
 
@@ -216,11 +224,11 @@ def known_clients(request: HttpRequest, prefix: str = "") -> dict[str, Name]:
     Raises:
         StoreError: Redis is unavailable.
     """
-    found = {active.identity: active.who for active in active_bans(identities=[prefix])}
-    about = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
-    for digest in about.exclude(client_digest="").values_list("client_digest", flat=True):
-        found.setdefault(digest, [])
+    names = {ban.identity: ban.who for ban in active_bans(identities=[prefix])}
+    rows = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
+    for digest in rows.exclude(client_digest="").values_list("client_digest", flat=True):
+        names.setdefault(digest, [])
     for extension in extensions:
         for digest, record in extension.client(request, prefix).items():
-            found[digest] = found.get(digest) or list(record.name)
-    return {digest: visible_name(request, parts) for digest, parts in found.items()}
+            names[digest] = names.get(digest) or list(record.name)
+    return {digest: visible_name(request, name) for digest, name in names.items()}

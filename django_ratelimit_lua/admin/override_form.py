@@ -101,7 +101,7 @@ class OverrideForm(AskingForm):
         if given.get("effect") == "block":
             self._refuse_own(given)
             warnings = override_confirmations(given.get("network", ""), own_proxy(self.request))
-            self.ask([("network", warning) for warning in warnings])
+            self.ask_to_confirm([("network", warning) for warning in warnings])
         return given
 
     def _update_errors(self, errors: ValidationError) -> None:

@@ -147,7 +147,7 @@ class OverrideAdmin(ActingAdmin):
             missing.add(str(self.opts.verbose_name))
         return names, {str(self.opts.verbose_name_plural): len(rows)}, missing, []
 
-    def own_views(self) -> Iterable[tuple[str, View, str]]:
+    def added_views(self) -> Iterable[tuple[str, View, str]]:
         return [("effect/", self.effect_view, "effect")]
 
     def has_block_permission(self, request: HttpRequest) -> bool:

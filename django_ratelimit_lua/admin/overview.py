@@ -21,7 +21,7 @@ from ..operations.health import Health, health
 from ..publishing import triggers
 from ..rules import provider
 from ..store import Outage, get_store
-from .history import change_name, changed_words, seen_by
+from .history import annotate_visibility, change_name, describe_change
 from .pages import Context, Page, admin_url, extension_sections, may, may_see_rules, page_response
 
 MAX_CHANGES = 5
@@ -122,7 +122,7 @@ def _changes(request: HttpRequest) -> list[Context]:
             "change": change,
             "at": moment_element(change.at),
             "name": change_name(change),
-            "words": changed_words(change, may_see_who=change.may_see_who),  # type: ignore[attr-defined]
+            "words": describe_change(change, may_see_who=change.may_see_who),  # type: ignore[attr-defined]
         }
-        for change in seen_by(request, changes)[:MAX_CHANGES]
+        for change in annotate_visibility(request, changes)[:MAX_CHANGES]
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 from urllib.parse import urlencode
@@ -65,16 +65,17 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
-    def own_views(self) -> Iterable[tuple[str, View, str]]:
+    def added_views(self) -> Iterable[tuple[str, View, str]]:
         """Return the views in addition to Django's: the path, the view and the name of each."""
         return ()
 
     def get_urls(self) -> list[URLPattern]:
-        own = [
+        """Return the URLs of all views, each of which is `audited`."""
+        added = [
             path(route, self.admin_site.admin_view(view), name=f"{self.opts.app_label}_{name}")
-            for route, view, name in self.own_views()
+            for route, view, name in self.added_views()
         ]
-        patterns = [*own, *super().get_urls()]
+        patterns = [*added, *super().get_urls()]
         for pattern in patterns:
             pattern.callback = audited(pattern.callback)
         return patterns
@@ -98,11 +99,11 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> HttpResponse:
         """Open the folded sections that have values."""
         adminform = context["adminform"]
-        adminform.fieldsets = list(_shown_sections(adminform.form, adminform.fieldsets))
+        adminform.fieldsets = list(_visible_sections(adminform.form, adminform.fieldsets))
         return super().render_change_form(request, context, *args, **kwargs)
 
 
-def _shown_sections(
+def _visible_sections(
     form: ModelForm[Model], sections: Iterable[tuple[Any, dict[str, Any]]]
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield the sections of a form. None is folded if it has a value, or if the form was sent.
@@ -121,9 +122,9 @@ def _shown_sections(
 
 def _has_value(form: ModelForm[Model], name: str) -> bool:
     """Return whether a field differs from its value in a new row."""
-    default = vars(type(form.instance)()).get(name)
+    new_row = vars(type(form.instance)())
     value = form.initial.get(name, vars(form.instance).get(name))
-    return value not in (default, None, "", [])
+    return value not in (new_row.get(name), None, "", [])
 
 
 def audited(view: View) -> View:
@@ -137,14 +138,7 @@ def audited(view: View) -> View:
     def audited_view(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         with acting(request.user), page_deadline() as deadline:
             response = view(request, *args, **kwargs)
-            is_saved = request.method == "POST" and response.status_code == 302
-            if is_saved and triggers.unpublished:
-                words = _("Saved, but not published yet: %s")
-                messages.warning(request, words % triggers.unpublished)
-            elif "title" in _context(response) and deadline.error is not None:
-                words = _("Redis does not answer (%(error)s). Limits use their policy: %(policy)s.")
-                values = {"error": deadline.error, "policy": conf.ON_STORE_ERROR}
-                messages.warning(request, words % values)
+            _warn_about_redis(request, response, deadline.error)
             if isinstance(response, SimpleTemplateResponse):
                 response.render()  # Its columns may read Redis.
         return response
@@ -152,9 +146,20 @@ def audited(view: View) -> View:
     return audited_view
 
 
-def _context(response: HttpResponse) -> Mapping[str, object]:
-    """Return the context of a page; empty for a part of a page, which shows no messages."""
-    return getattr(response, "context_data", None) or {}
+def _warn_about_redis(
+    request: HttpRequest, response: HttpResponse, error: StoreError | None
+) -> None:
+    """Add a message if saved changes are not in force, or if a page met an error of Redis."""
+    is_saved = request.method == "POST" and response.status_code == 302
+    context = getattr(response, "context_data", None) or {}
+    is_page = "title" in context  # A part of a page shows no messages.
+    if is_saved and triggers.unpublished:
+        text = _("Saved, but not published yet: %s")
+        messages.warning(request, text % triggers.unpublished)
+    elif is_page and error is not None:
+        text = _("Redis does not answer (%(error)s). Limits use their policy: %(policy)s.")
+        values = {"error": error, "policy": conf.ON_STORE_ERROR}
+        messages.warning(request, text % values)
 
 
 def page_response(
@@ -205,11 +210,14 @@ def extension_sections(request: HttpRequest, name: str = "") -> list[Section]:
     Raises:
         StoreError: Redis is unavailable.
     """
-    found = [section for each in extensions for section in _sections_of(each, request, name)]
-    return sorted(found, key=lambda section: not section.is_problem)
+    sections = [
+        section for extension in extensions for section in _sections_of(extension, request, name)
+    ]
+    return sorted(sections, key=lambda section: not section.is_problem)
 
 
 def _sections_of(extension: Extension, request: HttpRequest, name: str) -> list[Section]:
+    """Return the sections of an optional app, or the problem that it has no tables yet."""
     try:
         with transaction.atomic(rules_database()):
             return list(extension.sections(request, name))

@@ -37,11 +37,11 @@ from .forms import (
     RuleForm,
     absent_options,
     code_names,
-    conditions,
-    confirmation_of,
+    confirmation_digest,
     default_algorithm,
+    option_conditions,
 )
-from .history import changed_words, may_undo, revision_of, rule_of, undo_label, undone
+from .history import describe_change, may_undo, restored_rule, revision_of, rule_of, undo_label
 from .limits import LimitPages, ListColumn, limit_url, list_columns
 from .pages import ActingAdmin, Context, View, admin_url, page_response
 from .preview import preview, preview_of_form
@@ -142,7 +142,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
 
         js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
-    def own_views(self) -> Iterable[tuple[str, View, str]]:
+    def added_views(self) -> Iterable[tuple[str, View, str]]:
         return (
             ("limit/", self.limit_view, "limit"),
             ("preview/", self.preview_view, "preview"),
@@ -220,7 +220,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
             before, rule.mode = rule.mode, mode
             with suppress(RuleError):  # An invalid rule can be turned off as well.
                 texts += [f"{rule}: {text}" for _field, text in confirmations(rule, before)]
-        confirmed = confirmation_of(texts)
+        confirmed = confirmation_digest(texts)
         if texts and request.POST.get(CONFIRM) != confirmed:
             return self.ask(request, texts, confirmed)
         for rule in rules:
@@ -268,7 +268,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
         rule: RateLimitRule | None = kwargs.get("obj")
         form: RuleForm = context["adminform"].form
         context["names"] = code_names()
-        context["conditions"] = {"options": conditions(), "algorithm": default_algorithm()}
+        context["conditions"] = {"options": option_conditions(), "algorithm": default_algorithm()}
         context["show_save_and_add_another"] = False
         if form.is_bound:
             context["preview"] = preview_of_form(request, request.POST)
@@ -281,7 +281,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
         if rule is not None:
             context["limit_url"] = limit_url(request, rule.name)
         if form.is_editable:
-            form.mark_hidden()
+            form.mark_hidden_fields()
         return super().render_change_form(request, context, *args, **kwargs)
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
@@ -308,7 +308,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
             "versions": [
                 (
                     change,
-                    changed_words(change),
+                    describe_change(change),
                     describe_rule(change.after or {}),
                     may_undo(request) and undo_label(change, rule),
                 )
@@ -333,9 +333,9 @@ class RuleAdmin(LimitPages, ActingAdmin):
         try:
             if request.POST.get("revision", revision_of(now)) != revision_of(now):
                 raise Conflict(now)
-            rule = undone(change)
+            rule = restored_rule(change)
             texts = [text for _field, text in confirmations(rule, mode)]
-            confirmed = confirmation_of([rule.describe(), *texts])
+            confirmed = confirmation_digest([rule.describe(), *texts])
             if texts and request.POST.get(CONFIRM) != confirmed:
                 return self.ask(request, [f"{rule}: {rule.describe()}", *texts], confirmed)
             rule.save(expected=now and now.revision)

@@ -102,7 +102,7 @@ from django.urls import path  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from django_ratelimit_lua import RateLimiter  # noqa: E402
-from django_ratelimit_lua.admin.history import undone  # noqa: E402, F401
+from django_ratelimit_lua.admin.history import restored_rule  # noqa: E402, F401
 from django_ratelimit_lua.engine.listener import listener  # noqa: E402
 from django_ratelimit_lua.identity import digest  # noqa: E402, F401
 from django_ratelimit_lua.management import rules_yaml  # noqa: E402, F401

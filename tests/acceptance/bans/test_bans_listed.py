@@ -18,7 +18,7 @@ from django.urls import path
 from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.admin.history import changed_words
+from django_ratelimit_lua.admin.history import describe_change
 from django_ratelimit_lua.engine.bans import ban_list, count_active_bans
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.exceptions import StoreError
@@ -101,7 +101,7 @@ def test_the_history_lists_only_the_first_of_many_banned_clients() -> None:
     for number in range(13):
         limiter.ban(f"{number}-somebody")
     lift_bans(active_bans())
-    (words,) = changed_words(RateLimitChange.objects.get(), may_see_who=True)
+    (words,) = describe_change(RateLimitChange.objects.get(), may_see_who=True)
     assert words.count("…") == 10
     assert words.endswith(", 3 more are lifted.")
 
@@ -123,8 +123,8 @@ def test_a_listed_ban_is_lifted_by_its_identity() -> None:
     change = RateLimitChange.objects.get()
     assert (change.by, change.action, change.name) == ("ratelimit bans lift", "unbanned", ban.limit)
     digest = ban.identity[:12]
-    assert changed_words(change) == [f"The ban of {digest} is lifted."]
-    assert changed_words(change, may_see_who=True) == [
+    assert describe_change(change) == [f"The ban of {digest} is lifted."]
+    assert describe_change(change, may_see_who=True) == [
         f"The ban of address 203.0.113.0/24 ({digest}) is lifted."
     ]
     visit(times=3)
@@ -132,7 +132,7 @@ def test_a_listed_ban_is_lifted_by_its_identity() -> None:
     both = sorted(ban.identity[:12] for ban in active_bans())
     said("lift", "--all", "--forget")
     change = RateLimitChange.objects.latest("pk")
-    found = changed_words(change)
+    found = describe_change(change)
     assert found == [f"The bans of {both[0]}, {both[1]} are lifted.", "Earlier bans are forgotten."]
     visit(times=3)
     assert [ban.times for ban in active_bans()] == [1]

@@ -77,7 +77,7 @@ EDITS = [
         {"site": 52},
     ),
     (
-        "undone(RateLimitChange.objects.using('default').filter(name='site', "
+        "restored_rule(RateLimitChange.objects.using('default').filter(name='site', "
         "before__rate='40/h').first()).save()",
         {"site": 40},
     ),
