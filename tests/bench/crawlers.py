@@ -25,7 +25,7 @@ from django.test import RequestFactory, override_settings
 
 from django_ratelimit_lua.rules.ruleset import Ruleset, settings_rules
 from django_ratelimit_lua.web.plan import RequestPlanner
-from tests.support.crawlers import Site, crawled_site, documented_settings
+from tests.acceptance.middleware.crawled_site import Site, crawled_site, documented_settings
 from tests.support.redis_server import server
 
 CAPACITY = 2 / 0.05

@@ -1,22 +1,28 @@
-"""Whether a recorded history of concurrent calls is linearizable (Wing and Gong, 1993).
+"""Record a history of concurrent calls, and search for an order of them (Wing and Gong, 1993).
 
-It is, if there is an order of the calls in which the reference model gives each call the response
-that it got, and no call comes before one that had ended when it began. A call of a killed process
-has no response: it may have taken effect at any time after it began, or never.
+A history is linearizable if the reference model, in some order of the calls, gives each call the
+response that it got, and no call comes before one that had ended when it began. A call of a killed
+process has no response: it may have taken effect at any time after it began, or never.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import os
+import random
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from django_ratelimit_lua import Decision, RateLimiter
 from django_ratelimit_lua.limits.limit import Limit
 from tests.support.reference_model import MODELS, Answers, Model, decide
 
+NAME = "history"
 MAX_SECONDS = 10.0
-"""A search that takes more time of a processor is undecided."""
+"""A search that takes more CPU time is undecided."""
 
 
 class NotLinearizableError(AssertionError):
@@ -186,3 +192,55 @@ def explain(model: Model, call: Call, now: int) -> Model | None:
 def check(calls: Sequence[Call], limit: Limit, seconds: float = MAX_SECONDS) -> list[Call]:
     """Return the calls of a history in an order that explains them, which begins with `limit`."""
     return Search(calls).order(limit, seconds)
+
+
+def numbers(decision: Decision) -> list[object]:
+    """Return what a history keeps of a decision, with times in microseconds."""
+
+    def microseconds(seconds: float | None) -> int | None:
+        return None if seconds is None else round(seconds * 1e6)
+
+    (state,) = decision.limits
+    return [
+        decision.moment if decision.source == "redis" else 0,
+        state.limit,
+        decision.allowed,
+        decision.granted,
+        microseconds(decision.wait),
+        state.used,
+        state.remaining,
+        microseconds(state.retry_after),
+        microseconds(state.reset_after),
+        microseconds(state.wait),
+        state.counted_at,
+    ]
+
+
+def record(path: str, rate: str, algorithm: str, threads: int, hits: int, start: int) -> None:
+    """Hit one identity in several threads, from a moment of the monotonic clock on.
+
+    Each thread writes a line when a hit begins, and another with the response when it ends. What
+    was written outlives the process.
+    """
+    limiter = RateLimiter(NAME, rate, algorithm=algorithm)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    process = os.getpid()
+
+    def note(*event: object) -> None:
+        os.write(file, json.dumps([process, *event]).encode() + b"\n")
+
+    def hit(thread: int) -> None:
+        dice = random.Random(start + process * 100 + thread)
+        time.sleep(max(start - time.monotonic_ns(), 0) / 1e9)
+        for number in range(hits // threads):
+            cost = dice.choice((1, 1, 1, 2, 3))
+            note(thread, number, cost, time.monotonic_ns())
+            decision = limiter.hit("everyone", cost=cost)
+            note(thread, number, time.monotonic_ns(), numbers(decision))
+
+    workers = [threading.Thread(target=hit, args=(thread,)) for thread in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    os.close(file)

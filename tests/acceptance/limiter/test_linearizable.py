@@ -20,6 +20,7 @@ import pytest
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.limit import Limit
 from tests.support.linearizability import (
+    NAME,
     Call,
     NotLinearizableError,
     Response,
@@ -27,13 +28,12 @@ from tests.support.linearizability import (
     check,
 )
 from tests.support.processes import Worker, copy, migrated
-from tests.support.recorder import NAME
 from tests.support.reference_model import Answer, Answers
 
 HISTORIES = int(os.environ.get("RATELIMIT_TEST_HISTORIES", "5"))
 PROCESSES = 4
 MAX_HITS = 200
-RECORD = "__import__('tests.support.recorder', fromlist=['record']).record"
+RECORD = "__import__('tests.support.linearizability', fromlist=['record']).record"
 serial = itertools.count()
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.middleware.crawled_site import Site, blocks, crawled_site, documented_settings
 from tests.contrib.gateway.proxies import Answer, ask, binary
-from tests.support.crawlers import Site, blocks, crawled_site, documented_settings
 
 pytestmark = pytest.mark.skipif(binary("nginx") is None, reason="NO NGINX TEST: not installed")
 BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"

@@ -4,12 +4,8 @@ requests of the process.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +17,10 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from tests.examples import examples
+from tests.support.processes import Worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
-ROOT = Path(__file__).parents[3]
-FACES = {
+CALLERS = {
     "decorator": ["writes"],
     "a decorator without a rate": ["hook"],
     "two decorators": ["writes", "hook"],
@@ -39,39 +35,28 @@ FACES = {
     "middleware in front of the user": [],
     "limiter": ["limiter"],
 }
-"""What may get a request, and the call sites it is made of."""
-Ask = Callable[[Any], Any]
+"""The kinds of callers, and their call sites."""
 
 
 @pytest.fixture
-def other(prefix: str) -> Iterator[Ask]:
-    """Return a function that sends a task to another process, which does nothing else."""
-    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.asked_site"],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def ask(question: Any) -> Any:
-        print(json.dumps(question), file=process.stdin, flush=True)
-        answer = process.stdout.readline()
-        assert answer, f"the other process has ended: {process.wait(30)}"
-        return json.loads(answer)
-
-    with process:  # Which closes its pipes and waits for it.
-        yield ask
+def other(prefix: str, tmp_path: Path) -> Iterator[Worker]:
+    """Return another process, in which nothing else happens."""
+    rates = {"anon": "500/h", "user": None, "reads": {"GET": None, "*": "600/h"}, "uploads": None}
+    site = {"REST_FRAMEWORK": {"DEFAULT_THROTTLE_RATES": rates}}
+    with Worker(prefix, {"default": tmp_path / "empty.sqlite3"}, **site) as worker:
+        worker("from tests.acceptance.rules import callers")
+        yield worker
 
 
-def rules(face: str) -> st.SearchStrategy[list[dict[str, Any]]]:
+def ask(other: Worker, question: dict[str, Any]) -> Any:
+    """Return the status, the limits and a header of a request."""
+    return other(f"callers.ask(**{question!r})")
+
+
+def rules(caller: str) -> st.SearchStrategy[list[dict[str, Any]]]:
     """Return rules that replace call sites, add to them or limit paths."""
-    sites = FACES[face] or ["none"]
+    sites = CALLERS[caller] or ["none"]
+    paths = ["", "", "/"] if CALLERS[caller] else ["/", "/place", "/other"]
     rule = st.fixed_dictionaries(
         {
             "name": st.sampled_from([*sites, "one", "two"]),
@@ -81,7 +66,7 @@ def rules(face: str) -> st.SearchStrategy[list[dict[str, Any]]]:
             "audience": st.sampled_from(["everyone", "everyone", "anonymous", "authenticated"]),
             "mode": st.sampled_from(["enforce", "enforce", "shadow", "off"]),
             "group": st.sampled_from(["", *sites]),
-            "path": st.sampled_from(["", "", "/"] if FACES[face] else ["/", "/place", "/other"]),
+            "path": st.sampled_from(paths),
         }
     )
     return st.lists(rule, max_size=2, unique_by=lambda one: one["name"])
@@ -90,16 +75,16 @@ def rules(face: str) -> st.SearchStrategy[list[dict[str, Any]]]:
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Any, ...]:
     """Return rules, a request, other rules, and the first request after these."""
-    face = draw(st.sampled_from(list(FACES)))
+    caller = draw(st.sampled_from(list(CALLERS)))
     first, second = (
         {
-            "face": face,
+            "caller": caller,
             "method": draw(st.sampled_from(["GET", "POST"])),
             "user": draw(st.sampled_from([None, "ada"])),
         }
         for _ in range(2)
     )
-    return draw(rules(face)), first, draw(rules(face)), second, draw(st.booleans())
+    return draw(rules(caller)), first, draw(rules(caller)), second, draw(st.booleans())
 
 
 def save(declared: list[dict[str, Any]], block: bool) -> None:
@@ -111,15 +96,15 @@ def save(declared: list[dict[str, Any]], block: bool) -> None:
             RateLimitOverride.objects.create(network="127.0.0.1", effect="block")
 
 
-def hear(other: Ask) -> None:
+def hear(other: Worker) -> None:
     """Wait until the other process has received the change, if it has rules."""
     saved, end = RateLimitRevision.read("default").revision, time.monotonic() + 1
-    while other("revision") not in (None, saved):
+    while other("callers.revision()") not in (None, saved):
         assert time.monotonic() < end
         time.sleep(0.005)
 
 
-def test_the_first_request_after_a_save_obeys_it_in_any_process(other: Ask) -> None:
+def test_the_first_request_after_a_save_obeys_it_in_any_process(other: Worker) -> None:
     """The response equals that of a process that has forgotten its rules."""
     RateLimitRule.objects.create(name="first", path="/first", key="ip", rate="1/m")
 
@@ -133,29 +118,29 @@ def test_the_first_request_after_a_save_obeys_it_in_any_process(other: Ask) -> N
     def holds(history: Any) -> None:
         before, first, after, second, block = history
         save(before, False)
-        other(first)
+        ask(other, first)
         save(after, block)
         hear(other)
-        answer = other(second)
-        other("forget")
-        assert answer == other(second)
+        answer = ask(other, second)
+        other("callers.forget()")
+        assert answer == ask(other, second)
 
     holds()
 
 
-def test_a_new_rule_is_obeyed_by_every_caller(other: Ask) -> None:
+def test_a_new_rule_is_obeyed_by_every_caller(other: Worker) -> None:
     """A limit of 0 refuses the next request, although no rule applied before."""
-    for face, sites in FACES.items():
+    for caller, sites in CALLERS.items():
         save([], False)
         hear(other)
-        question = {"face": face, "method": "GET", "user": None}
-        assert other(question)[0] == 200
-        if face == "limiter":
+        question = {"caller": caller, "method": "GET", "user": None}
+        assert ask(other, question)[0] == 200
+        if caller == "limiter":
             RateLimitRule.objects.create(name="limiter", rate="0/m")
         elif sites:
             RateLimitRule.objects.create(name="beside", group=sites[0], key="ip", rate="0/m")
         else:
             RateLimitRule.objects.create(name="everything", path="/", key="ip", rate="0/m")
         hear(other)
-        status, limits, *told = other(question)
-        assert status == 429 or "0" in told, (face, limits)
+        status, limits, *told = ask(other, question)
+        assert status == 429 or "0" in told, (caller, limits)
