@@ -1,7 +1,4 @@
-# read
-"""A site in a process of its own, with a database of its own choice: it does what the lines say
-that it reads.
-"""
+"""A site in a process of its own, with its own databases, that evaluates the lines it reads."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ GIVEN = json.loads(os.environ["RATELIMIT_TEST_SITE"])
 
 
 class Router:
-    """As Django's documentation has it: reads go to the replica."""
+    """The router of Django's documentation: reads go to the replica."""
 
     def db_for_read(self, model: Any, **hints: Any) -> str:
         return "replica"
@@ -65,32 +62,31 @@ settings.configure(
         },
         "MIDDLEWARE": ["django_ratelimit_lua.middleware.RateLimitMiddleware"],
         "RATELIMIT_TIMEOUT": 10,
-        # With "local", it would say every two seconds that it is there.
+        # With "local", the process would register itself regularly.
         "RATELIMIT_ON_STORE_ERROR": "closed",
-        "RATELIMIT_DENY_CACHE_SECONDS": 0,  # So that every request asks.
+        "RATELIMIT_DENY_CACHE_SECONDS": 0,  # Every request asks Redis.
         "RATELIMIT_CACHE_PREFIX": GIVEN["prefix"],
         **GIVEN["settings"],
     }
 )
 
-said: list[str] = []
+log_lines: list[str] = []
 
 
-class Kept(logging.Handler):
-    """Keeps what was logged."""
+class ListHandler(logging.Handler):
+    """Appends messages to the list."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        said.append(record.getMessage())
+        log_lines.append(record.getMessage())
 
 
 import django  # noqa: E402
 
 django.setup()
-logging.getLogger("django_ratelimit_lua").addHandler(Kept())
+logging.getLogger("django_ratelimit_lua").addHandler(ListHandler())
 logging.getLogger("django_ratelimit_lua").propagate = False
-logging.getLogger(
-    "django_ratelimit_lua.refused"
-).disabled = True  # Who is refused here is asked for.
+# Tests ask for refusals themselves.
+logging.getLogger("django_ratelimit_lua.refused").disabled = True
 
 from django.contrib.auth.models import AnonymousUser, Group, User  # noqa: E402, F401
 from django.core import checks  # noqa: E402, F401
@@ -134,7 +130,7 @@ _site = RateLimitMiddleware(_ok)
 
 
 def ask(address: str = "127.0.0.1", user: Any = None, key: str | None = None) -> Any:
-    """The limits that a request meets, by name; "refused" where it is."""
+    """Return the limits of a request by name, or "refused"."""
     request = RequestFactory(headers={"X-API-Key": key} if key else None).get(
         "/", REMOTE_ADDR=address
     )
@@ -171,10 +167,10 @@ direct = redis.Redis.from_url(GIVEN["url"])
 
 
 def watch(question: str, seconds: float = 5.0, *, pauses: bool = True) -> float:
-    """Ask until the answer is another one; the moment (monotonic) at which was asked last what was
-    answered as before. Without pauses no other thread has a turn, as long as nothing is waited for.
+    """Evaluate a line until its value changes, and return when the last equal evaluation began.
 
-    The clock is that of all processes.
+    The time is that of the monotonic clock, which all processes share. Without pauses, no other
+    thread runs while this one does not wait for anything.
     """
     before, asked_at = run(question), time.monotonic()
     print(json.dumps([True, "watching"]), flush=True)
@@ -190,7 +186,7 @@ def watch(question: str, seconds: float = 5.0, *, pauses: bool = True) -> float:
 
 
 def asked(times: int) -> int:
-    """How many decisions Redis is asked for by so many requests."""
+    """Return the number of decisions that Redis makes for a number of requests."""
     before = direct.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
     for _ in range(times):
         ask()
@@ -198,13 +194,13 @@ def asked(times: int) -> int:
 
 
 def timed(statement: str) -> float:
-    """The moment at which that had come to its end."""
+    """Execute a statement, and return the monotonic time of its end."""
     run(statement)
     return time.monotonic()
 
 
-def longest_turn(seconds: float) -> float:
-    """For how long at most one had the turn to load rules, in so many seconds."""
+def longest_load(seconds: float) -> float:
+    """Return how long the lock of the rules was held at a time, at most, within some seconds."""
     longest, began = 0.0, None
     end = time.monotonic() + seconds
     while (now := time.monotonic()) < end:
@@ -215,9 +211,9 @@ def longest_turn(seconds: float) -> float:
 
 
 def refused() -> str:
-    """Where the answer comes from for who has hit the limiter too often: from memory, as soon as it
-    may be gone by. For a moment it may not, as there is something on the wire to be heard; after
-    two seconds, that is no moment.
+    """Return the source of the decision about a client that is over the limit.
+
+    The deny cache is not used while messages have not been read, so this tries for two seconds.
     """
     for _ in range(400):
         source = [limiter.hit("ada").source for _ in range(5)][-1]
@@ -227,14 +223,14 @@ def refused() -> str:
     return source
 
 
-def hears() -> bool:
-    """Whether this process hears of changes now, and knows the current rules."""
+def is_listening() -> bool:
+    """Return whether this process receives changes, and knows the current rules."""
     listener.start()
     return listener.is_listening and freshness._known is not None
 
 
 def keep_waiting() -> None:
-    """From now on the listener has no turn: what comes for it is not heard."""
+    """Let the listener read no more messages."""
     is_waiting = threading.Event()
 
     def receive(subscription: Subscription, seconds: float) -> list[bytes]:
@@ -247,70 +243,66 @@ def keep_waiting() -> None:
 
 
 def empty_redis() -> None:
-    """As after a restart without persistence."""
+    """Delete all keys of the site, as a restart without persistence does."""
     direct.delete("nothing", *direct.keys(f"{GIVEN['prefix']}*"))
 
 
-def begin(prefix: str | None = None) -> None:
-    """Know nothing, as a process that has just started; under that prefix."""
+def restart(prefix: str | None = None) -> None:
+    """Forget the rules, as a new process does, and use another prefix."""
     if prefix is not None:
         GIVEN["prefix"] = prefix
         override_settings(RATELIMIT_CACHE_PREFIX=prefix).enable()
-    with provider._lock:  # Not in the middle of loading, which no process begins with.
+    with provider._lock:  # Not while another thread loads rules.
         provider._ruleset = provider._snapshot = provider.database = None
 
 
-def look() -> None:
-    """It is this process's turn to look whether what is published is what the database has."""
+def check_published() -> None:
+    """Compare the published rules with the database, and wait until they are published."""
     triggers.check_published()
     while triggers.publishing.is_running:
         time.sleep(0.001)
 
 
 def die_after(statement: str) -> None:
-    """What is committed, and not published any more: the process is killed in between. Here it
-    begins anew.
-    """
+    """Commit a statement without publishing it, as if the process was killed in between."""
     original = triggers._publish_committed
     triggers._publish_committed = lambda: None
     try:
         run(statement)
     finally:
         triggers._publish_committed = original
-    begin()
+    restart()
 
 
-WHO = [{}, {"address": "203.0.113.0"}, {"address": "203.0.113.1"}, {"key": "secret"}]
+CLIENTS = [{}, {"address": "203.0.113.0"}, {"address": "203.0.113.1"}, {"key": "secret"}]
 
 
-def met() -> list[Any]:
-    """What requests of all these meet."""
-    return [ask(**who) for who in WHO]
+def ask_all() -> list[Any]:
+    """Return the limits of a request of each client."""
+    return [ask(**client) for client in CLIENTS]
 
 
-def due() -> list[Any]:
-    """What they have to meet by what is in the database."""
+def expected_answers() -> list[Any]:
+    """Return the limits of each client by the rows of the database."""
     limits = {rule.name: int(rule.rate.partition("/")[0]) for rule in RateLimitRule.objects.all()}
     blocked = {one.network or "secret" for one in RateLimitOverride.objects.all()}
-    return ["refused" if {*who.values()} & blocked else limits for who in WHO]
+    return ["refused" if {*client.values()} & blocked else limits for client in CLIENTS]
 
 
 def in_a_transaction(limit: int, *, commits: bool) -> Any:
-    """What requests meet in the middle of one that edits, while Redis is emptied."""
+    """Return the limits of requests within a transaction that edits, while Redis is emptied."""
     with transaction.atomic():
         edit(limit)
         empty_redis()
-        with suppress(
-            OperationalError
-        ):  # SQLite has one writer at a time: who has to write as well has to wait.
+        with suppress(OperationalError):  # SQLite has one writer at a time.
             publish()
-        met = [ask(), ask()]
+        answers = [ask(), ask()]
         transaction.set_rollback(not commits)
-    return met
+    return answers
 
 
 def publish_with(emptied_at: int) -> None:
-    """Publish all anew, in small parts; Redis is emptied in front of that command."""
+    """Publish all rules, and empty Redis before the command with this number."""
     commands = itertools.count(1)
     store = type(get_store(background=True))
     original = store.execute
@@ -328,7 +320,7 @@ def publish_with(emptied_at: int) -> None:
 
 
 def run(line: str) -> Any:
-    """What the last of these statements is, if it is an expression."""
+    """Execute statements that ` ;; ` separates, and return the value of the last if it has one."""
     *statements, last = line.strip().split(" ;; ")
     for one in statements:
         exec(one, globals())

@@ -188,7 +188,7 @@ def forget_what_another_process_knows(
         operator("User.objects.create(username='ada').pk")
         assert process("[limiter.hit(('user', '1')).allowed for _ in range(5)][-1]") is False
         deadline = time.monotonic() + 20
-        while not process("hears()") and time.monotonic() < deadline:
+        while not process("is_listening()") and time.monotonic() < deadline:
             time.sleep(0.01)
         while (
             process("limiter.hit(('user', '1')).source") != "deny-cache"

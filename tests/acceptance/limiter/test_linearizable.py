@@ -78,7 +78,7 @@ class Recorder:
         memory = 0 if edits else dice.choice((0, 1))
         setting = f"override_settings(RATELIMIT_DENY_CACHE_SECONDS={memory}).enable()"
         for worker in (self.editor, *self.workers):
-            worker(f"begin({prefix!r}) ;; {setting}")
+            worker(f"restart({prefix!r}) ;; {setting}")
         if edits:
             self.editor(f"rule({NAME!r}, path='', group={NAME!r}, key='', rate='{limits[0]}/h')")
         given = f"{str(path)!r}, '{limits[0]}/h', {algorithm!r}"

@@ -56,7 +56,7 @@ class Histories(RuleBasedStateMachine):
             copy(self.empty[site], self.databases[site])
             copy(self.empty[site], self._backup(site))
             for worker in workers:
-                worker(f"begin({self.prefix!r})")
+                worker(f"restart({self.prefix!r})")
 
     def _backup(self, site: str) -> Path:
         return self.databases[site].with_suffix(".backup")
@@ -142,7 +142,7 @@ class Histories(RuleBasedStateMachine):
     def restart(self, site: str, process: int) -> None:
         """Start a process, and send it a request."""
         worker = self._process(site, process)
-        worker("begin()")
+        worker("restart()")
         worker("ask()")
         self._published(site)
 
@@ -155,7 +155,7 @@ class Histories(RuleBasedStateMachine):
     def look(self, site: str) -> None:
         """Let some seconds pass, so that this process compares the rules."""
         self.direct.delete(*self.direct.keys(f"{self.prefix}*:looked"), "nothing")
-        self.workers[site][0]("look()")
+        self.workers[site][0]("check_published()")
         self._published(site)
 
     @invariant()
@@ -163,8 +163,8 @@ class Histories(RuleBasedStateMachine):
         """Rules in force match the database in every process, unless a change is unnoticed."""
         for site, workers in self.workers.items():
             if site not in self.unseen:
-                due, until = workers[0]("due()"), time.monotonic() + HEARD_SECONDS
-                while (met := [worker("met()") for worker in workers]) != [due] * len(workers):
+                due, until = workers[0]("expected_answers()"), time.monotonic() + HEARD_SECONDS
+                while (met := [worker("ask_all()") for worker in workers]) != [due] * len(workers):
                     assert time.monotonic() < until, (site, met, due)
 
     def teardown(self) -> None:

@@ -149,7 +149,7 @@ def test_a_prefix_belongs_to_one_database(
         5,
     )
     assert there("ask('203.0.113.1')") == {"site": 2000}
-    assert len([line for line in there("said") if "belongs to the database" in line]) == 1
+    assert len([line for line in there("log_lines") if "belongs to the database" in line]) == 1
     assert "publish --take-over" in too("health().problems[0]")
     assert "publish --take-over" in there("triggers.unpublished")
     assert here("[said, list(health().problems)]") == [[], []]

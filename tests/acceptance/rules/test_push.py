@@ -66,7 +66,7 @@ def start(prefix: str, database: Path) -> Iterator[Start]:
                 worker(first)
                 worker("ask()")
             for worker in workers if hears else ():
-                until(lambda worker=worker: worker("hears()"))
+                until(lambda worker=worker: worker("is_listening()"))
             return workers
 
         yield begin
@@ -170,7 +170,7 @@ def test_without_messages_changes_apply_within_a_second(start: Start, direct: re
     assert max(lags(workers, *RESET)) < AT_LAST
     for worker in workers:
         worker("delattr(listener, '_connect')")
-        until(lambda worker=worker: worker("hears()"))
+        until(lambda worker=worker: worker("is_listening()"))
     workers[0]("edit(1000)")
     assert median(edits(workers)) < SOON
 
@@ -298,7 +298,7 @@ def test_the_listener_reconnects_after_redis_restarts(start: Start) -> None:
         until(lambda: not workers[1]("listener.is_listening"))
         server.start()
         for worker in workers:
-            until(lambda worker=worker: worker("hears()"))
+            until(lambda worker=worker: worker("is_listening()"))
         until(lambda: workers[1]("ask()") == {"site": 5000})
         assert median(edits(workers)) < SOON
 
@@ -321,7 +321,7 @@ def test_missing_rules_are_not_requested_by_every_request(
         worker("ask()")
         until(
             lambda worker=worker: worker(
-                "provider.loaded_ruleset().published.number == 0 and hears()"
+                "provider.loaded_ruleset().published.number == 0 and is_listening()"
             )
         )
     direct.config_resetstat()
@@ -355,7 +355,7 @@ def test_no_request_waits_while_the_listener_waits_for_the_database(
     with sqlite3.connect(database, isolation_level=None) as writer:
         writer.execute("BEGIN EXCLUSIVE")
         direct.delete(*direct.keys(f"{prefix}*"))
-        assert worker("longest_turn(4)") < 1
+        assert worker("longest_load(4)") < 1
         assert worker("triggers.healing.is_busy")
         writer.execute("ROLLBACK")
     until(
@@ -389,7 +389,7 @@ def test_forged_messages_only_cause_a_comparison(
         f"{prefix}changes:0", b"x" * 2**21
     )  # Longer than any message: the connection is made anew.
     for worker in workers:
-        until(lambda worker=worker: worker("hears()"))
+        until(lambda worker=worker: worker("is_listening()"))
     assert median(edits(workers)) < SOON
 
 
@@ -413,6 +413,6 @@ def test_the_listener_follows_the_master_that_sentinels_name(start: Start) -> No
         clusters.kill(old)
         until(lambda: watched.master() is not old, 60)
         for worker in workers:
-            until(lambda worker=worker: worker("hears()"), 60)
+            until(lambda worker=worker: worker("is_listening()"), 60)
         until(lambda: workers[0]("publish()") >= 0, 60)
         assert median(edits(workers)) < SOON

@@ -242,9 +242,9 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker
 def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, Worker]:
     """Return both processes as just started, with a rule that the newer one has published."""
     older, newer = processes
-    newer(f"begin({prefix!r}) ;; RateLimitOverride.objects.all().delete()")
+    newer(f"restart({prefix!r}) ;; RateLimitOverride.objects.all().delete()")
     newer("RateLimitRule.objects.all().delete() ;; rule(rate='50/h, 30/m')")
-    older(f"begin({prefix!r}) ;; said.clear() ;; triggers._clear_problems()")
+    older(f"restart({prefix!r}) ;; log_lines.clear() ;; triggers._clear_problems()")
     return older, newer
 
 
@@ -258,12 +258,12 @@ def test_an_edit_by_an_older_process_is_published_by_a_newer_one(
     assert [*older("ask()").values()] == [50]
     older("block(network='203.0.113.9')")
     revision = older("RateLimitRevision.read('default').text.decode()")
-    assert newer("look()") is None
+    assert newer("check_published()") is None
     assert published.direct.hget(published.key, "revision").decode() == revision
     assert published.direct.hget(published.key, "format") == b"99"
     assert newer("[ask(), ask('203.0.113.9')]") == [rates, "refused"]
     assert older("ask('203.0.113.9')") == "refused"
-    older("look()")
+    older("check_published()")
     assert older("[health().problems, triggers.unpublished]") == [[], ""]
 
 
