@@ -14,9 +14,7 @@ from django_ratelimit_lua.conf import SETTINGS, conf, on_change
 def test_listeners_run_after_a_changed_setting_was_read_again(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function runs for its settings, named in full or by a prefix, and for no others. Functions
-    run in order of registration, and again when the change is undone.
-    """
+    """A function runs for its settings, named in full or by a prefix, and for no others."""
     heard: list[object] = []
     monkeypatch.setattr(settings_room, "_receivers", [*settings_room._receivers])
     on_change(("RATELIMIT_*",), lambda: heard.append(("ours", conf.SLOT_SECONDS)))
@@ -30,9 +28,7 @@ def test_listeners_run_after_a_changed_setting_was_read_again(
 
 
 def test_every_setting_that_code_uses_exists() -> None:
-    """Each setting that a function is registered for exists, because a misspelt name would never
-    change.
-    """
+    """A misspelt name would never change."""
     names = {name for names, _ in settings_room._receivers for name in names}
     others = {"RATELIMIT_*", "CACHES", "INSTALLED_APPS", "SECRET_KEY", "SECRET_KEY_FALLBACKS"}
     assert names - others <= {f"RATELIMIT_{name}" for name in SETTINGS}

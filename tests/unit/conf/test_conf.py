@@ -64,17 +64,13 @@ def test_every_setting_is_documented(name: str) -> None:
 def test_a_setting_is_converted_when_it_is_read(
     name: str, given: Any, used: Any, settings: Any
 ) -> None:
-    """Text is converted to bytes, a dotted path to its object, and networks to objects that
-    addresses are compared with.
-    """
+    """Text becomes bytes, a dotted path its object, and networks are parsed."""
     setattr(settings, f"RATELIMIT_{name}", given)
     assert getattr(conf, name) == used
 
 
 def test_a_setting_is_cached_until_settings_change(settings: Any) -> None:
-    """A setting is read once and then costs as little as an attribute. `override_settings` still
-    has an effect.
-    """
+    """A setting is read once and then costs as little as an attribute."""
     assert conf.TIMEOUT is conf.TIMEOUT
     assert "TIMEOUT" in vars(conf)
     with override_settings(RATELIMIT_TIMEOUT=3):
@@ -85,9 +81,7 @@ def test_a_setting_is_cached_until_settings_change(settings: Any) -> None:
 
 
 def test_digests_use_the_secrets_of_the_site(settings: Any) -> None:
-    """Digests use `SECRET_KEY` and its fallbacks, unless they have secrets of their own. An error
-    message contains no secret.
-    """
+    """Digests use `SECRET_KEY` and its fallbacks, unless they have secrets of their own."""
     settings.SECRET_KEY_FALLBACKS = ["old"]
     assert conf.KEY_SECRET == ("tests", "old")
     settings.RATELIMIT_KEY_SECRET = "own"
@@ -102,20 +96,14 @@ def test_digests_use_the_secrets_of_the_site(settings: Any) -> None:
 
 
 def test_a_unix_socket_is_trusted_if_configured(settings: Any) -> None:
-    """A Unix socket is trusted if "unix" is in the list of trusted proxies. A number of proxies
-    does not make it trusted.
-    """
+    """A Unix socket is trusted if "unix" is in the list of trusted proxies."""
     for given, trusts in ((None, False), (1, False), (["10.0.0.0/8"], False), (["unix"], True)):
         settings.RATELIMIT_TRUSTED_PROXIES = given
         assert conf.TRUSTS_SOCKET is trusts
 
 
-def test_a_dotted_path_is_imported_at_the_first_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """`manage.py check` finds the path immediately. A path that cannot be imported raises an error
-    at the call.
-    """
+def test_a_dotted_path_is_imported_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`manage.py check` finds the path immediately."""
     monkeypatch.setattr(values, "known_paths", {})
     function = values.import_lazily("os.path.join", "Key")
     missing = values.import_lazily("nowhere.at_all", "Rate")

@@ -45,8 +45,7 @@ def test_each_algorithm_has_a_python_and_a_lua_file(name: str) -> None:
 def test_the_arguments_of_the_lua_are_whole_numbers(
     algorithm: str, rate: str, options: Any, numbers: tuple[int, ...]
 ) -> None:
-    """The arguments are in lowest terms. A calendar has the window of the moment and the end of the
-    next one."""
+    """The arguments are in lowest terms."""
     assert Limit("x", rate, algorithm=algorithm, **options).numbers(DAY + 5) == numbers
 
 
@@ -63,9 +62,7 @@ def test_the_arguments_of_the_lua_are_whole_numbers(
     ],
 )
 def test_an_inexact_limit_is_refused(algorithm: str, rate: Any, options: Any, field: str) -> None:
-    """The error is raised when the limit is created, not when it is first used, and names the
-    option.
-    """
+    """The error is raised when the limit is created, and names the option."""
     with pytest.raises(LimitError) as raised:
         Limit("x", rate, algorithm=algorithm, **options)
     assert raised.value.field == field

@@ -11,12 +11,11 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import LimitError, Rate, duration
 
 HOUR = 3_600_000_000
+BANS = {"ban_after": 5, "ban_for": "1h"}
 
 
 def test_two_options_are_enough_for_a_ban() -> None:
-    """By default, refusals are counted for as long as the first ban, and all bans have the same
-    length.
-    """
+    """Refusals are counted for as long as the first ban, and all bans are as long."""
     ban = Limit("login", "5/m", ban_after=10, ban_for="10m").ban
     assert ban is not None
     assert (ban.after, ban.window_us, ban.lengths_us) == (10, HOUR // 6, (HOUR // 6,))
@@ -45,30 +44,13 @@ def test_each_ban_has_its_length(given: Any) -> None:
         ({"ban_after": 0, "ban_for": "1h"}, "ban_after", "whole number from 1 to 1000"),
         ({"ban_after": 1001, "ban_for": "1h"}, "ban_after", "whole number from 1 to 1000"),
         ({"ban_after": 5, "ban_for": "1h,soon"}, "ban_for", "ban_for: 'soon': write a number"),
-        (
-            {"ban_after": 5, "ban_for": "1h,0s,1d"},
-            "ban_for",
-            "'0s': write a number and a unit without a space, such as 10m, 1h or 7d, from 1s to "
-            "ten",
-        ),
+        ({"ban_after": 5, "ban_for": "1h,0s,1d"}, "ban_for", "'0s': write .* from 1s to ten"),
         ({"ban_after": 5, "ban_for": "1h,"}, "ban_for", "'': write a number and a unit"),
         ({"ban_after": 5, "ban_for": 60}, "ban_for", "60: write a number and a unit"),
-        (
-            {"ban_after": 5, "ban_for": ",".join(["1h"] * 9)},
-            "ban_for",
-            "write 1 to 8 durations, such as 10m,1h,1d",
-        ),
+        ({"ban_after": 5, "ban_for": "1h," * 8 + "1h"}, "ban_for", "write 1 to 8 durations, such"),
         ({"ban_after": 5, "ban_for": []}, "ban_for", "write 1 to 8 durations"),
-        (
-            {"ban_after": 5, "ban_for": "1h", "algorithm": "token_bucket", "split": True},
-            "split",
-            "split and ban_after contradict",
-        ),
-        (
-            {"ban_after": 5, "ban_for": "1h", "ban_window": "soon"},
-            "ban_window",
-            "'soon': write a number and a unit",
-        ),
+        ({**BANS, "algorithm": "token_bucket", "split": True}, "split", "and ban_after contradict"),
+        ({**BANS, "ban_window": "soon"}, "ban_window", "'soon': write a number and a unit"),
     ],
 )
 def test_contradicting_ban_options_are_an_error(
@@ -101,37 +83,18 @@ def test_a_lease_cannot_be_combined_with_bans() -> None:
     ],
 )
 def test_a_duration_is_a_number_and_a_unit(given: Any, written: str) -> None:
-    """Durations have the units of rates and are normalized to one spelling. A timedelta is
-    accepted.
-    """
+    """Durations have the units of rates and are normalized to one spelling."""
     assert duration(given) == written
     assert duration(written) == written
     assert Limit("a", "5/m", ban_after=1, ban_for=given).ban_for == written
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "",
-        "10",
-        "m",
-        "10 m",
-        "-1m",
-        "10M",
-        "10y",
-        "0s",
-        "3654d",
-        "9" * 400 + "s",
-        600,
-        1.5,
-        None,
-        True,
-        timedelta(seconds=0.5),
-        timedelta(0),
-        timedelta(days=-1),
-        timedelta(days=9999),
-    ],
-)
+INVALID_DURATIONS = ["", "10", "m", "10 m", "-1m", "10M", "10y", "0s", "3654d", "9" * 400 + "s"]
+INVALID_DURATIONS += [600, 1.5, None, True, timedelta(seconds=0.5), timedelta(0)]
+INVALID_DURATIONS += [timedelta(days=-1), timedelta(days=9999)]
+
+
+@pytest.mark.parametrize("given", INVALID_DURATIONS)
 def test_an_invalid_duration_is_an_error(given: Any) -> None:
     """A duration is in whole seconds, from one second to ten years."""
     with pytest.raises(
@@ -141,9 +104,7 @@ def test_an_invalid_duration_is_an_error(given: Any) -> None:
 
 
 def test_a_renamed_limit_has_other_bans() -> None:
-    """Bans are stored under the name of the limit. A change of the rate, the mode or the ban
-    options keeps them.
-    """
+    """Bans are stored under the name of the limit."""
     limit = Limit("login", "5/m", ban_after=1, ban_for="1h")
     assert limit.ban is not None
     for other, is_same in [

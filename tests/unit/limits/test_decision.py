@@ -19,19 +19,12 @@ STATE = LimitState.of(
 
 def test_a_state_has_the_name_rate_and_mode_of_its_limit() -> None:
     """A state copies the name, the rate and the mode of its limit."""
-    assert (STATE.name, STATE.limit, STATE.period, STATE.mode, STATE.counted_at) == (
-        "mail",
-        5,
-        60.0,
-        "shadow",
-        7,
-    )
+    found = (STATE.name, STATE.limit, STATE.period, STATE.mode, STATE.counted_at)
+    assert found == ("mail", 5, 60.0, "shadow", 7)
 
 
 def test_times_of_a_cached_refusal_decrease() -> None:
-    """They decrease by the seconds that have passed and never become negative. A refusal without an
-    end stays without one.
-    """
+    """They decrease by the seconds that have passed and never become negative."""
     later = STATE.aged(10.0)
     assert (later.retry_after, later.reset_after, later.wait) == (2.0, 50.0, 0.0)
     assert STATE.aged(100.0).reset_after == 0.0
@@ -43,18 +36,11 @@ def test_times_of_a_cached_refusal_decrease() -> None:
 
 
 def test_a_block_is_a_limit_with_zero_units() -> None:
-    """The block's times are those until its end. A block without an end has no time to
-    retry after.
-    """
+    """The block's times are those until its end."""
     state = LimitState.blocked("office", 90.0, "enforce")
     assert state.is_block
-    assert (state.allowed, state.limit, state.remaining, state.retry_after, state.reset_after) == (
-        False,
-        0,
-        0,
-        90.0,
-        90.0,
-    )
+    found = (state.allowed, state.limit, state.remaining, state.retry_after, state.reset_after)
+    assert found == (False, 0, 0, 90.0, 90.0)
     assert LimitState.blocked("block", None, "enforce").retry_after is None
     assert not LimitState.of(
         Limit("shut", "0/m"), allowed=False, used=0, remaining=0, retry_after=None, reset_after=0

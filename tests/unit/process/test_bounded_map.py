@@ -24,9 +24,7 @@ from django_ratelimit_lua.process.bounded_map import ENTRY_BYTES, BoundedMap
 def test_a_bounded_map_keeps_the_latest_entries_that_fit(
     steps: list[tuple[str, int, int]], most: int
 ) -> None:
-    """The map keeps the same entries as a list that drops its oldest entries while it has too many
-    or they are too heavy. Entries with a label are removed together.
-    """
+    """The map equals a list that drops its oldest entries."""
     bounded: BoundedMap[int, int] = BoundedMap(
         most, 8000, lambda key, weight: weight, 2000, lambda key: {b"%d" % (key % 3), b"all"}
     )
@@ -91,9 +89,7 @@ def test_many_threads_can_put_at_once() -> None:
 
 
 def test_one_thread_can_clear_while_others_put() -> None:
-    """`clear` returns the entries that were in the map and does not fail because of entries that
-    are added meanwhile.
-    """
+    """`clear` returns the entries, and does not fail because of new ones."""
     usual = sys.getswitchinterval()
     bounded: BoundedMap[int, int] = BoundedMap(20_000)
     is_over = threading.Event()

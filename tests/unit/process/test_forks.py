@@ -25,9 +25,7 @@ class Renewed:
 
 
 def test_a_child_process_renews_each_registered_object_once() -> None:
-    """The child renews each method and function once, even if one of them raises. The parent renews
-    none.
-    """
+    """The child renews each method and function once, even if one of them raises."""
     called: list[int] = []
     broken, renewed = Renewed(fails=True), Renewed()
     renew_after_fork(lambda: called.append(os.getpid()))
@@ -39,9 +37,7 @@ def test_a_child_process_renews_each_registered_object_once() -> None:
 
 
 def test_a_collected_object_is_not_renewed() -> None:
-    """A registered object can be collected, because stores and breakers are replaced when settings
-    change.
-    """
+    """Stores and breakers are replaced when settings change."""
     renewed = Renewed()
     gone = weakref.ref(renewed)
     del renewed
@@ -50,9 +46,7 @@ def test_a_collected_object_is_not_renewed() -> None:
 
 
 def test_seeding_python_does_not_seed_our_random_numbers() -> None:
-    """Tokens stay different if a test seeds `random`, and a parent and its child draw different
-    numbers.
-    """
+    """A parent and its child draw different numbers, too."""
     tokens = set()
     for _ in range(3):
         random.seed(1)

@@ -25,9 +25,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Task]]:
 
 
 def test_a_stopped_task_ends_immediately_and_can_start_again() -> None:
-    """A stop ends a task during its pause or while its step waits. The task's own thread runs the
-    final step, and the task can start again.
-    """
+    """A stop ends a task during its pause or while its step waits."""
     begun, woken, by = threading.Semaphore(0), threading.Event(), []
 
     def step() -> float | None:
@@ -72,9 +70,7 @@ def test_tasks_started_during_a_stop_are_stopped_as_well(made: set[Task]) -> Non
 
 
 def test_a_process_that_ends_stops_its_tasks_before_the_last_flush() -> None:
-    """When a process ends, no task is running when the final functions are called. They are all
-    called, even if one raises.
-    """
+    """When a process ends, no task is running when the final functions are called."""
     begun, seen = threading.Event(), []
 
     def step() -> float:
@@ -91,9 +87,7 @@ def test_a_process_that_ends_stops_its_tasks_before_the_last_flush() -> None:
 
 
 def test_one_off_work_returns_its_result() -> None:
-    """Each piece of work runs in a thread of its own, and its future has the result or the
-    exception. `wait` and `is_busy` refer to the latest piece.
-    """
+    """Each piece has a thread, and its future has the result or the exception."""
     jobs = JobRunner()
     both_began, may_go = threading.Barrier(3), threading.Event()
 
@@ -119,12 +113,8 @@ def test_one_off_work_returns_its_result() -> None:
     assert done.result(SOON) == 3.0
 
 
-def test_one_off_work_that_cannot_run_blocks_no_caller(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """If the process ends before the work begins, its future is cancelled. If no thread can be
-    started, `submit` returns None.
-    """
+def test_one_off_work_that_cannot_run_blocks_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the process ends before the work begins, its future is cancelled."""
     jobs, start = JobRunner(), threading.Thread.start
 
     def stop_first(thread: threading.Thread) -> None:
@@ -174,9 +164,7 @@ def test_a_process_flushes_before_it_ends(errs: bool, monkeypatch: pytest.Monkey
 
 
 def test_the_latest_piece_of_work_is_the_last_one_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a second piece of work is submitted while the first is being started, `wait` and `is_busy`
-    refer to the second.
-    """
+    """A second piece is submitted while the first one is being started."""
     jobs, may_go = JobRunner(), threading.Event()
     start, later = Task.start, []
 
@@ -221,12 +209,8 @@ def test_a_restarted_task_waits_for_its_previous_thread() -> None:
         thread.join(SOON)
 
 
-def test_a_hanging_step_delays_no_other_thread_forever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A restarted task waits only a limited time for its hanging thread. When that thread ends, it
-    does not run the final step for the new one.
-    """
+def test_a_hanging_step_delays_no_other_thread_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted task waits only a limited time for its hanging thread."""
     monkeypatch.setattr(tasks, "STEP_SECONDS", 0.01)
     begun, may_go, ended = threading.Semaphore(0), threading.Event(), []
 

@@ -41,9 +41,7 @@ def test_only_consecutive_failures_begin_a_pause(availability: Availability) -> 
 def test_a_successful_trial_ends_the_pause_and_intervals_grow_until_then(
     availability: Any, trials: list[bool]
 ) -> None:
-    """Each interval is half as long again as the one before, with a random part, up to a second. A
-    successful request also ends the pause.
-    """
+    """Each interval is half as long again as the one before, with a random part, up to a second."""
     for _ in range(FAILURES):
         availability.record_failure()
     trials += [False] * 8 + [True]

@@ -27,6 +27,7 @@ from django_ratelimit_lua.store.connection_params import OPTIONS, ConnectionPara
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_replies import call
+from tests.tools.faults import alias
 
 NEWER = {"ssl_exclude_verify_flags", "ssl_include_verify_flags"}
 """Options that the oldest redis-py does not have."""
@@ -34,45 +35,21 @@ INSIDE = ("redis.connection", "redis.asyncio", "redis.sentinel", "redis._parsers
 
 
 def use(settings: Any, location: str, **kwargs: Any) -> None:
-    """Configure an alias with these `CONNECTION_POOL_KWARGS`. Its URL is unique, because
-    django-redis keeps a pool for each URL.
-    """
-    options = {"CONNECTION_POOL_KWARGS": kwargs}
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": location,
-            "OPTIONS": options,
-        }
-    }
+    """Configure an alias with these `CONNECTION_POOL_KWARGS`."""
+    settings.CACHES = alias(location, CONNECTION_POOL_KWARGS=kwargs)
 
 
 def test_only_listed_connection_options_are_used(settings: Any) -> None:
-    """Options for the cache's use of connections, and options that a newer redis-py may add, are
-    not used.
-    """
-    use(
-        settings,
-        "redis://someone:hush@127.0.0.1:7/3",
-        socket_timeout=99,
-        retry_on_timeout=True,
-        decode_responses=True,
-        health_check_interval=7,
-        protocol=3,
-        encoding="latin-1",
-        tomorrow="new",
-        socket_keepalive=True,
-    )
+    """Options for the cache alone, and those of a newer redis-py, are not used."""
+    unused: dict[str, Any] = {"socket_timeout": 99, "retry_on_timeout": True, "tomorrow": "new"}
+    unused |= {"decode_responses": True, "health_check_interval": 7, "protocol": 3}
+    location = "redis://someone:hush@127.0.0.1:7/3"
+    use(settings, location, **unused, encoding="latin-1", socket_keepalive=True)
     params = ConnectionParams.of("default")
     parser = redis.connection.DefaultParser
     login = {"db": 3, "username": "someone", "password": "hush"}
-    assert params.options == {
-        "host": "127.0.0.1",
-        "port": 7,
-        "socket_keepalive": True,
-        "parser_class": parser,
-        **login,
-    }
+    server = {"host": "127.0.0.1", "port": 7, "socket_keepalive": True, "parser_class": parser}
+    assert params.options == {**server, **login}
     assert params.database == 3
     assert "hush" not in repr(params)
 
@@ -101,16 +78,8 @@ class OwnFake(ClassOfFake):
 def test_fakeredis_is_an_error_that_names_the_server_for_tests(
     options: dict[str, Any], settings: Any
 ) -> None:
-    """The system check and the first decision report it. Without that, each decision would be a
-    fallback.
-    """
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": f"redis://127.0.0.1:1/{len(str(options))}",
-            "OPTIONS": options,
-        }
-    }
+    """The system check and the first decision report it."""
+    settings.CACHES = alias(f"redis://127.0.0.1:1/{len(str(options))}", **options)
     expected = r"uses fakeredis, .* start django_ratelimit_lua\.testing\.Server"
     (message,) = check_cache()
     assert message.is_serious()
@@ -126,9 +95,7 @@ def test_a_connection_class_that_is_no_class_is_named(settings: Any) -> None:
 
 
 def test_no_tls_option_is_ignored(settings: Any) -> None:
-    """An unknown TLS option is an error, because a connection would check less than the project
-    requires.
-    """
+    """An unknown one is an error, because a connection would check less than is required."""
     use(settings, "rediss://127.0.0.1:2/0", ssl_tomorrow=True)
     assert "ssl_tomorrow, which limits do not support" in why_unusable("default")
     use(settings, "rediss://127.0.0.1:3/0", ssl_check_hostname=True, ssl_ciphers="HIGH")
@@ -145,9 +112,7 @@ def test_unsupported_connection_options_are_reported_at_once(settings: Any) -> N
 
 
 def test_a_disabled_tls_check_is_accepted_for_coroutines(settings: Any) -> None:
-    """Async connections do not support OCSP. They are created if it is disabled, and are an error
-    if it is enabled.
-    """
+    """Async connections do not support OCSP."""
     use(settings, "rediss://127.0.0.1:8/0", ssl_validate_ocsp=False)
     assert ConnectionParams.of("default").async_connection()
     use(settings, "rediss://127.0.0.1:9/0", ssl_validate_ocsp=True)
@@ -189,9 +154,7 @@ def guarded() -> Iterator[Server]:
 
 
 def test_credentials_are_requested_for_each_connection(settings: Any, guarded: Server) -> None:
-    """Each new sync or async connection calls the provider, because its credentials may have
-    changed.
-    """
+    """They may have changed since the last one."""
     provider = Rotating()
     use(settings, guarded.url, credential_provider=provider)
     store = Store(ConnectionParams.of("default"), 5, background=True)
@@ -217,14 +180,9 @@ class Noting(redis.connection.DefaultParser):
 
 
 def test_a_custom_parser_is_used(settings: Any) -> None:
-    """Threads use the parser. Async connections need a parser of another kind, so they raise an
-    error.
-    """
+    """Threads use the parser."""
     with Server() as server:
-        use(settings, server.url)
-        alias = settings.CACHES["default"]
-        options = {**alias["OPTIONS"], "PARSER_CLASS": f"{__name__}.Noting"}
-        settings.CACHES = {"default": {**alias, "OPTIONS": options}}
+        settings.CACHES = alias(server.url, PARSER_CLASS=f"{__name__}.Noting")
         store = Store(ConnectionParams.of("default"), 5, background=True)
         store.decide(call(1))
         assert Noting.count >= 1
@@ -271,13 +229,7 @@ class OwnPool(redis.ConnectionPool):
 def test_custom_pools_and_clients_are_accepted(options: Any, settings: Any) -> None:
     """Sync connections use the connection class of the pool."""
     with Server() as server:
-        settings.CACHES = {
-            "default": {
-                "BACKEND": "django_redis.cache.RedisCache",
-                "LOCATION": server.url,
-                "OPTIONS": options,
-            }
-        }
+        settings.CACHES = alias(server.url, **options)
         store = Store(ConnectionParams.of("default"), 5, background=True)
         assert store.decide(call(1)).allowed
         assert asyncio.run(store.adecide(call(1))).allowed

@@ -11,9 +11,7 @@ from django_ratelimit_lua.store.deadline import SLICES
 
 
 def test_a_late_thread_spends_at_most_one_slice() -> None:
-    """A thread that is late at the end of each slice still checks the result after each slice
-    before it gives up.
-    """
+    """It checks the result after each slice before it gives up."""
     deadline, looks = Deadline(0.02), []
 
     def look(seconds: float) -> bool:
@@ -29,9 +27,7 @@ def test_a_late_thread_spends_at_most_one_slice() -> None:
 
 
 def test_the_time_left_is_shared_among_servers() -> None:
-    """Each server gets an equal share of the time that is left, and unspent time is available to
-    the next one. No server is called if no time is left.
-    """
+    """Unspent time is available to the next one, and without time no server is called."""
     deadline, given = Deadline(0.3), []
     for name, share in deadline.shares("abc"):
         given.append((name, round(share.left, 6)))
@@ -43,9 +39,7 @@ def test_the_time_left_is_shared_among_servers() -> None:
 
 
 def test_a_share_spends_no_more_than_its_length() -> None:
-    """If a late loop exceeds a share, only the share is subtracted, so that the next servers keep
-    their time.
-    """
+    """The next servers keep their time, even if a loop exceeds a share."""
     deadline = Deadline(0.3)
     share = deadline.share(3)
     share.left -= 5.0

@@ -38,9 +38,7 @@ def test_urgent_functions_come_first_and_unfinished_ones_are_repeated() -> None:
 
 
 def test_a_failure_delays_no_other_function() -> None:
-    """The error is raised after all functions were called. When the process ends, it is
-    not raised.
-    """
+    """The error is raised after all functions were called."""
     calls: Calls = []
     flusher = Flusher()
     flusher.add(flush_of(calls, "fails", fails=True))
