@@ -14,7 +14,7 @@ from .engine.decide import decide
 from .identity.keys import KeyLike
 from .rules.conditions import ALL, UNSAFE
 from .rules.template import RateLike
-from .views.call_sites import call_site
+from .views.call_sites import compile_call_site, known_call_sites
 from .views.inspection import default_group
 from .web.plan import RequestPlanner
 
@@ -86,7 +86,9 @@ def get_usage(
         )
     if not conf.ENABLE or rate is None:
         return None
-    rule = call_site(group, key, rate, method, 1, {})
+    rule = compile_call_site(group, key, rate, method, 1, {})
+    if group is not None:
+        known_call_sites.add_name(group)
     operation: Literal["hit", "peek"] = "hit" if increment else "peek"
     asked = (group, fn, key, rate, method)
     planner = RequestPlanner(

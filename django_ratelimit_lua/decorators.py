@@ -21,7 +21,7 @@ from .limits.rate import LimitError
 from .rules.conditions import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
 from .rules.template import CostLike, RateLike
-from .views.call_sites import CallSite, call_site, known_call_sites
+from .views.call_sites import CallSite, compile_call_site, known_call_sites
 from .views.fallback import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .views.inspection import (
     DECORATORS_MODULE,
@@ -106,7 +106,7 @@ class _Ratelimit:
         durable: bool = False,
         **options: Unpack[Options],
     ) -> Callable[[View], View]:
-        rule = call_site(
+        rule = compile_call_site(
             group,
             key,
             rate,
@@ -118,7 +118,8 @@ class _Ratelimit:
             reset_if=reset_if,
             cost_after=cost_after,
         )
-
+        if rule.group is not None:
+            known_call_sites.add_name(rule.group)
         if fallback is not NO_FALLBACK and not block:
             raise LimitError("fallback has no effect with block=False: remove one of them")
         if isinstance(fallback, HttpResponseBase):
@@ -200,7 +201,7 @@ def _limit_view(
         and template.key is not None
         and not group.startswith(DECORATORS_MODULE)
     ):
-        known_call_sites.add(rule.group or group, CallSite.of(rule, group))
+        known_call_sites.add(rule.group or group, CallSite.of_decorator(rule, group))
         if durable:
             known_call_sites.mark_durable(rule.name_at(group))
     is_coroutine = is_async(target)

@@ -347,7 +347,7 @@ class RuleForm(AskingForm):
                 field = {"route": "path"}.get(each.field, each.field)
                 if field in reported:
                     continue
-                text = each.words()
+                text = each.localized()
                 if each.tier:
                     tiers.add_error(each.tier, each.field, text)
                 self.add_error(field if field in self.fields else None, text)

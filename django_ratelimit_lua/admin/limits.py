@@ -167,7 +167,7 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
             if row is not None:
                 context["preview"] = preview(request, row)
         except RuleError as error:
-            messages.error(request, _("The stored rule is invalid: %s") % error.words())
+            messages.error(request, _("The stored rule is invalid: %s") % error.localized())
         if may_be_stored and may_see_overrides(request):
             context["overrides"] = _overrides(request, name)
         response = page_response(self, request, "ratelimitrule/limit.html", context)
@@ -189,7 +189,7 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
             except RuleError as error:
                 values = {"name": name}
                 problem = _("This rule of the settings cannot be taken over: %(problem)s")
-                messages.warning(request, problem % {"problem": error.words()})
+                messages.warning(request, problem % {"problem": error.localized()})
         return {**super().get_changeform_initial_data(request), **values}
 
 

@@ -276,7 +276,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
             try:
                 context["preview"] = preview(request, rule)
             except RuleError as error:
-                found = " ".join(each.words() for each in error.each[:MAX_PROBLEMS])
+                found = " ".join(each.localized() for each in error.each[:MAX_PROBLEMS])
                 messages.error(request, _("The stored rule is invalid: %s") % found)
         if rule is not None:
             context["limit_url"] = limit_url(request, rule.name)
@@ -342,7 +342,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
         except (Conflict, RuleError) as error:
             text = _("The rule was changed since this page was opened. Look at it, and undo again.")
             if isinstance(error, RuleError):
-                text = error.words()
+                text = error.localized()
             messages.error(request, text)
             return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist"))
         message = _("Undone: revision %(revision)d and later.") % {"revision": change.revision}

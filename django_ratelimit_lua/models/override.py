@@ -374,7 +374,7 @@ class RateLimitOverride(AuditedModel):
             try:
                 Rate.parse(self.rate)
             except LimitError as error:
-                problems["rate"] = RuleError.of("rate", error).words()
+                problems["rate"] = RuleError.of("rate", error).localized()
             if not self.rate:
                 problems["rate"] = _("Enter the other limit.")
         if self.client_digest and not is_digest(self.client_digest):
@@ -405,7 +405,7 @@ class RateLimitOverride(AuditedModel):
         discover_call_sites()
         names = {*RateLimitRule.objects.values_list("name", flat=True)}
         names.update(rule.name for rule in settings_rules())
-        if self.rule in names or self.rule in known_call_sites:
+        if self.rule in names or known_call_sites.may_contain(self.rule):
             return {}
         text = _("No rule and no limit in the code has this name. Names are: %(names)s.")
         known = sorted(names.union(known_call_sites.names()))
@@ -416,7 +416,7 @@ class RateLimitOverride(AuditedModel):
         try:
             return self.limit_problems(self._compiled_rule())
         except RuleError as error:
-            return {"rule": error.words()}
+            return {"rule": error.localized()}
 
     def _compiled_rule(self) -> Rule | None:
         """Return the rule of that name; None: it is a limit in the code. Raises `RuleError`."""
@@ -439,7 +439,7 @@ class RateLimitOverride(AuditedModel):
                     limit.at_rate(rate, self.burst, "override")
             except LimitError as error:
                 field = "burst" if error.field == "burst" else "rate"
-                problems = {field: RuleError.of(field, error).words()}
+                problems = {field: RuleError.of(field, error).localized()}
             else:
                 return {}
         return problems

@@ -287,7 +287,7 @@ class RateLimitHost(AuditedModel):
 def _is_in_code(name: str) -> bool:
     """Return whether a call site or a rule of the settings has a name."""
     discover_call_sites()
-    return known_call_sites.knows(name) or name in [rule.name for rule in settings_rules()]
+    return name in known_call_sites or name in [rule.name for rule in settings_rules()]
 
 
 def _parts(text: str, separator: str) -> list[str]:

@@ -110,7 +110,7 @@ def limits_named(name: str) -> list[LimitInCode]:
     if rules:
         return [LimitInCode(name, describe_rule(rule.spec), is_rule=True) for rule in rules]
     sites = known_call_sites.get(name)
-    if not sites and known_call_sites.knows(name):
+    if not sites and name in known_call_sites:
         return [LimitInCode(name, _("only the name is known"))]
     return [_limit_at(site, name, number) for number, site in enumerate(sites)]
 

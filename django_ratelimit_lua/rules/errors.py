@@ -79,11 +79,11 @@ class RuleError(ImproperlyConfigured):
         whole.args = ("\n".join(lines),)
         return whole
 
-    def words(self) -> str:
+    def localized(self) -> str:
         """Return the message in the current language, with labels instead of names.
 
         >>> text = "%(option)s needs %(other)s as well"
-        >>> RuleError("ban_after", text, {"option": "ban_after", "other": "ban_for"}).words()
+        >>> RuleError("ban_after", text, {"option": "ban_after", "other": "ban_for"}).localized()
         '“Ban after” needs “Ban for” as well.'
         """
         text = _(self.code)

@@ -6,7 +6,7 @@ rules with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
 from ..rules.conditions import methods_label, parse_methods
-from ..rules.describe import describe_spec, key_label, rate_words
+from ..rules.describe import describe_spec, key_label
 from ..rules.rule import Rule, Spec, is_unwritable
 from ..rules.ruleset import settings_rules
 from ..rules.template import CostLike, LimitTemplate
@@ -67,22 +67,22 @@ class CallSite(NamedTuple):
     methods: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, rule: Rule, group: str) -> CallSite:
-        """Return the call site of a decorator at that place; its rule has rates and a key."""
+    def of_decorator(cls, rule: Rule, group: str) -> CallSite:
+        """Return the call site of a decorator, whose rule has rates and a key.
+
+        `group` is the default group of the decorated view.
+        """
         template = rule.template
         assert template is not None
         assert template.key is not None
-        limits = template.limits(rule.name_at(group))
-        key = template.key.name
-        return cls("@ratelimit", group, template.rates, key, limits, rule.methods)
-
-    def words(self) -> str:
-        """Return the limits of the call site, and its place, in words."""
-        return _("%(rates)s per %(client)s, in %(place)s") % {
-            "rates": rate_words([rate_text(rate) for rate in self.rates]),
-            "client": self.describe_client(),
-            "place": self.place,
-        }
+        return cls(
+            kind="@ratelimit",
+            place=group,
+            rates=template.rates,
+            key=template.key.name,
+            limits=template.limits(rule.name_at(group)),
+            methods=rule.methods,
+        )
 
     def describe_client(self) -> str:
         """Return what the call site counts by, in words."""
@@ -105,8 +105,7 @@ def rate_text(rate: object) -> str:
 class KnownCallSites:
     """The imported call sites, by name. Rules of these names replace them.
 
-    Names may be made at run time, so their number is unbounded. Only the first `MAX_ENTRIES` are
-    kept. If there are more, any name may be a call site.
+    Names may be made at run time, so only the first `MAX_ENTRIES` are kept.
     """
 
     MAX_ENTRIES = 10_000
@@ -119,35 +118,42 @@ class KnownCallSites:
         """The names with durable statistics."""
 
     def __contains__(self, name: str) -> bool:
-        return name in self._by_name or not self._has_room(name)
+        return name in self._by_name
 
-    def _has_room(self, name: str) -> bool:
+    def _has_room_for(self, name: str) -> bool:
         return len(name) <= self.MAX_LENGTH and len(self._by_name) < self.MAX_ENTRIES
 
-    def knows(self, name: str) -> bool:
-        """Return whether a call site of that name is known."""
-        return name in self._by_name
+    def may_contain(self, name: str) -> bool:
+        """Return whether a call site may have that name: it is known, or was not kept."""
+        return name in self._by_name or not self._has_room_for(name)
 
     def names(self) -> list[str]:
         """Return the names in alphabetical order."""
         return sorted(self._by_name)
 
-    def add(self, name: str, site: CallSite | None = None) -> None:
-        """Add a call site of that name.
+    def get(self, name: str) -> tuple[CallSite, ...]:
+        """Return the call sites of a name, the outermost decorator first."""
+        return self._by_name.get(name, ())
 
-        The last added comes first, because that is the outermost decorator. A rule without a key
-        takes the key of the first.
+    def add_name(self, name: str) -> None:
+        """Add a name of which no call site is known yet."""
+        if self._has_room_for(name):
+            self._by_name.setdefault(name, ())
+
+    def add(self, name: str, site: CallSite) -> None:
+        """Add a call site of that name, in front of those that are known.
+
+        The last added is the outermost decorator. A rule without a key takes the key of the first.
         """
-        if not (name in self._by_name or self._has_room(name)):
-            return
-        present = self._by_name.setdefault(name, ())
-        if site is not None and site not in present and len(present) < self.MAX_PER_NAME:
-            self._by_name[name] = (site, *present)
+        self.add_name(name)
+        known = self._by_name.get(name)
+        if known is not None and site not in known and len(known) < self.MAX_PER_NAME:
+            self._by_name[name] = (site, *known)
 
     def mark_durable(self, name: str) -> None:
-        """Keep statistics for the call sites of that name, which are `durable`.
+        """Keep statistics for the call sites of that name in the database.
 
-        Raises `LimitError` if the database cannot store their statistics.
+        Raises `LimitError` if the database cannot store them.
         """
         if not is_installed("statistics"):
             raise LimitError(
@@ -159,10 +165,6 @@ class KnownCallSites:
         if len(self.durable) < self.MAX_ENTRIES:
             self.durable.add(name)
 
-    def get(self, name: str) -> tuple[CallSite, ...]:
-        """Return the call sites of a name."""
-        return self._by_name.get(name, ())
-
 
 known_call_sites = KnownCallSites()
 
@@ -172,57 +174,39 @@ def constant_limits(rule: Rule) -> list[Limit]:
 
     If the rule replaces call sites, its limits continue the counts of the call sites.
     """
+    templates = _templates_at_call_sites(rule)
+    tiers = [tier for template in templates for _name, tier in template.tiers]
+    return [limit for template in (*templates, *tiers) for limit in template.limits(rule.name)]
+
+
+def _templates_at_call_sites(rule: Rule) -> list[LimitTemplate]:
+    """Return the template of a rule as it applies at each call site that the rule replaces.
+
+    If it replaces none, that is the template as it is declared.
+    """
     template = rule.template
     if template is None:
         return []
-    templates = []
     sites = known_call_sites.get(rule.name)
-    if rule.group in (None, rule.name):
-        for site in sites:
-            is_same = template.key is None or site.key == template.key.name
-            if site.limits and (is_same or (site.key == "" and site.kind != THROTTLE)):
-                templates.append(template.in_place_of(site.limits))
-        if sites and not templates:
-            templates.append(template.in_place_of((), sites[0].limits))
-    templates = templates or [template]
-    templates += [tier for each in templates for _, tier in each.tiers]
-    return [limit for each in templates for limit in each.limits(rule.name)]
+    if not sites or rule.group not in (None, rule.name):
+        return [template]
+    continued = [site for site in sites if site.limits and _counts_by_key_of(template, site)]
+    if not continued:
+        return [template.in_place_of((), sites[0].limits)]
+    return [template.in_place_of(site.limits) for site in continued]
 
 
-def lost_rates(
-    sites: Sequence[CallSite], key: str, rates: Sequence[object]
-) -> list[tuple[CallSite, Rate]]:
-    """Return the rates of call sites that a rule with this key and these rates would lose.
+def _counts_by_key_of(template: LimitTemplate, site: CallSite) -> bool:
+    """Return whether a rule with that template counts by the key of a call site.
 
-    An empty key stands for the key of the first call site. A rate is kept if the rule counts by the
-    same key, and has a rate with the same period, or one that implies it. For example, 3 a minute
-    imply 500 an hour. All other rates are lost.
+    A `RateLimiter` has no key, and each call passes the identity.
     """
-    return [
-        (site, rate)
-        for site in sites
-        for rate in site.rates
-        if isinstance(rate, Rate)
-        and (
-            site.key not in ("", key or sites[0].key)
-            or not any(_is_kept(rate, each) for each in rates if isinstance(each, Rate))
-        )
-    ]
-
-
-def _is_kept(rate: Rate, by: Rate) -> bool:
-    """Return whether the rate `by` has the same period as `rate`, or implies it.
-
-    Slots imply no rate, and no rate implies slots.
-    """
-    if rate.is_slots or by.is_slots:
-        return rate.is_slots and by.is_slots
-    if rate.period_us == by.period_us:
+    if template.key is None or site.key == template.key.name:
         return True
-    return by.limit * -(-rate.period_us // by.period_us) <= rate.limit
+    return site.key == "" and site.kind != THROTTLE
 
 
-def call_site(
+def compile_call_site(
     group: str | None,
     key: KeyLike | None,
     rate: object,
@@ -233,24 +217,37 @@ def call_site(
     block: bool = True,
     **outcomes: Any,
 ) -> Rule:
-    """Return the unnamed rule of a call site.
+    """Compile the arguments of a call site to a rule without a name.
 
     Its limits are named by group, methods, key and rate, so that no two share a count. `outcomes`
     are the arguments `count_if`, `reset_if` and `cost_after`. Raises `LimitError` if an argument is
     invalid.
     """
-    for word in options.keys() & FIELDS_OF_ANNEXES.keys() - set(_ARGUMENTS):
-        raise LimitError(
-            f"@ratelimit: {word} is only a field of rules, in the settings or in the admin", word
-        )
-    refuse_unknown(options, (*_ARGUMENTS, *OPTIONS), "@ratelimit: ")
+    _check_names(options)
     if not key:
         raise LimitError("A rate limit needs a key to count by, such as key='ip'")
     if group is not None and (not isinstance(group, str) or not group):
         raise LimitError(f"group is {group!r}: must be text")
     template = LimitTemplate.compiled("at this call site", key, rate, cost, options)
     methods = parse_methods(method)
-    is_of_slots = all(isinstance(each, Rate) and each.is_slots for each in template.rates)
+    _check_outcomes(outcomes, template)
+    assert template.key is not None
+    template = replace(template, label=f"{methods_label(methods)}:{template.key.name}", _limits={})
+    return Rule(template=template, group=group, methods=methods, block=block, **outcomes)
+
+
+def _check_names(options: Options) -> None:
+    """Raise `LimitError` if an argument is unknown, or only a field of rules."""
+    for word in options.keys() & FIELDS_OF_ANNEXES.keys() - set(_ARGUMENTS):
+        raise LimitError(
+            f"@ratelimit: {word} is only a field of rules, in the settings or in the admin", word
+        )
+    refuse_unknown(options, (*_ARGUMENTS, *OPTIONS), "@ratelimit: ")
+
+
+def _check_outcomes(outcomes: Mapping[str, object], template: LimitTemplate) -> None:
+    """Raise `LimitError` if an outcome is not a function, or all limits are slots."""
+    has_only_slots = all(isinstance(rate, Rate) and rate.is_slots for rate in template.rates)
     for name, function in outcomes.items():
         if function is None:
             continue
@@ -258,15 +255,10 @@ def call_site(
             raise LimitError(
                 f"{name} is {function!r}: must be a callable (request, response or exception)"
             )
-        if is_of_slots:
+        if has_only_slots:
             raise LimitError(
                 f"{name} is only for rates: a slot is released when the response is closed"
             )
-    if group is not None:
-        known_call_sites.add(group)
-    assert template.key is not None
-    template = replace(template, label=f"{methods_label(methods)}:{template.key.name}", _limits={})
-    return Rule(template=template, group=group, methods=methods, block=block, **outcomes)
 
 
 def route_names() -> set[str]:
@@ -275,53 +267,55 @@ def route_names() -> set[str]:
 
 
 def discover_call_sites() -> None:
-    """Add the limits on the methods of views to the known call sites.
+    """Add the limits on the methods of views to the known call sites, once for each URLconf.
 
-    They count under the class of the view that runs.
+    They count under the class of the view that runs, which a decorator on a method does not know.
     """
     if not getattr(settings, "ROOT_URLCONF", None):
         return
-    known = vars(get_resolver())
-    if "_ratelimit_looked_for" in known:
+    attributes = vars(get_resolver())
+    if "_ratelimit_call_sites_discovered" in attributes:
         return
-    known["_ratelimit_looked_for"] = True
-    for pattern, _space in url_patterns():
-        found = inspect_view(pattern.callback)
-        for stack in reversed([*found.hidden, *found.stacks]):
+    attributes["_ratelimit_call_sites_discovered"] = True
+    for pattern, _namespaces in url_patterns():
+        limits = inspect_view(pattern.callback)
+        for stack in reversed([*limits.hidden, *limits.stacks]):
             for rule in reversed(stack.rules):
                 if rule.template is not None and rule.key is not None:
-                    known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
+                    site = CallSite.of_decorator(rule, stack.group)
+                    known_call_sites.add(rule.group or stack.group, site)
 
 
-def replaced_call_sites(name: str) -> tuple[CallSite, ...]:
+def replaced_call_sites(name: str) -> list[CallSite]:
     """Return the call sites that a rule of that name replaces, the rule of the settings first."""
     discover_call_sites()
-    return (*_of_settings(name), *known_call_sites.get(name))
-
-
-def _of_settings(name: str) -> Iterator[CallSite]:
+    sites = list(known_call_sites.get(name))
     for rule in settings_rules():
         if rule.name == name and rule.template is not None and rule.mode != "off":
-            key = ""
-            if rule.key is not None:
-                key = rule.key.name
-            yield CallSite(
-                SETTINGS, SETTINGS, rule.template.rates, key, tuple(constant_limits(rule))
-            )
+            sites.insert(0, _settings_site(rule, rule.template))
+    return sites
 
 
-def describe_rule(given: Spec) -> str:
+def _settings_site(rule: Rule, template: LimitTemplate) -> CallSite:
+    """Return a rule of the settings as a call site, because rules of the admin replace it too."""
+    key = ""
+    if template.key is not None:
+        key = template.key.name
+    return CallSite(SETTINGS, SETTINGS, template.rates, key, tuple(constant_limits(rule)))
+
+
+def describe_rule(spec: Spec) -> str:
     """Return a rule in one sentence. If it has no key, it has that of its call site."""
     client = ""
-    if isinstance(given, dict) and given.get("rate") and not given.get("key"):
-        sites = replaced_call_sites(str(given.get("name")))
+    if isinstance(spec, dict) and spec.get("rate") and not spec.get("key"):
+        sites = replaced_call_sites(str(spec.get("name")))
         client = next((site.describe_client() for site in sites), "")
-    return describe_spec(given, client)
+    return describe_spec(spec, client)
 
 
 def closest_call_site(name: str) -> str:
     """Return the closest match for an unknown name of a call site, or an empty string."""
-    if not name or name in known_call_sites:
+    if not name or known_call_sites.may_contain(name):
         return ""
     return next(iter(get_close_matches(name, known_call_sites.names(), n=1, cutoff=0.7)), "")
 
@@ -332,28 +326,26 @@ def place_problems(rule: Rule) -> list[str]:
     Examples are an unknown route or call site, or a ban of an identity that all callers share.
     """
     discover_call_sites()
-    found = []
+    problems = []
     if rule.route and rule.route not in route_names():
-        found.append(
-            _("No URL pattern has the name “%(name)s”: the rule has no effect.")
-            % {"name": rule.route}
-        )
+        text = _("No URL pattern has the name “%(name)s”: the rule has no effect.")
+        problems.append(text % {"name": rule.route})
     if rule.template is None or rule.group is None:
-        return found
-    if rule.group not in known_call_sites:
+        return problems
+    if not known_call_sites.may_contain(rule.group):
         text = _("No imported limit has the name “%(name)s”: the rule has no effect.")
         text %= {"name": rule.group}
-        meant = closest_call_site(rule.group)
-        if meant:
-            text += " " + _("Did you mean “%(name)s”?") % {"name": meant}
-        found.append(text)
-    is_replacement = rule.group == rule.name and rule.key is None
+        closest = closest_call_site(rule.group)
+        if closest:
+            text += " " + _("Did you mean “%(name)s”?") % {"name": closest}
+        problems.append(text)
+    has_key_of_call_site = rule.group == rule.name and rule.key is None
     keys = {site.key for site in known_call_sites.get(rule.name)}
-    if rule.template.options.get("ban_after") and is_replacement and ALL_CALLERS in keys:
-        found.append(
+    if rule.template.options.get("ban_after") and has_key_of_call_site and ALL_CALLERS in keys:
+        problems.append(
             _(
                 "The limit in the code counts all clients together, so the rule never bans: give "
                 "it a key."
             )
         )
-    return found
+    return problems

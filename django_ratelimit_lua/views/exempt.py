@@ -11,7 +11,8 @@ from ..identity.routes import resolve_route, resolver_of
 from .inspection import url_patterns
 
 View = TypeVar("View", bound=Function)
-_any_view_is = False
+_has_marked_view = False
+"""Whether any view of this process is marked, also one that no URLconf contains."""
 
 
 def ratelimit_exempt(view: View) -> View:
@@ -25,8 +26,8 @@ def ratelimit_exempt(view: View) -> View:
     >>> health.ratelimit_exempt
     True
     """
-    global _any_view_is
-    _any_view_is = True
+    global _has_marked_view
+    _has_marked_view = True
     view.ratelimit_exempt = True  # type: ignore[attr-defined]
     return view
 
@@ -36,13 +37,13 @@ def is_exempt(request: HttpRequest) -> bool:
 
     The request is resolved only if there are exempt views.
     """
-    if not _any_is(request):
+    if not _has_exempt_views(request):
         return False
     match = resolve_route(request)
-    return match is not None and _says_so(match.func)
+    return match is not None and _is_marked(match.func)
 
 
-def _any_is(request: HttpRequest) -> bool:
+def _has_exempt_views(request: HttpRequest) -> bool:
     """Return whether any view of the URLconf, or any other imported view, is exempt.
 
     A process imports its views with its URLconf, when it first resolves a path. So the URLconf is
@@ -50,16 +51,16 @@ def _any_is(request: HttpRequest) -> bool:
     """
     attributes = vars(resolver_of(request))
     if "_ratelimit_any_exempt" not in attributes:
-        # To the end: what an `include()` names may not have been imported before it is gone
-        # through.
-        exempt = [
-            _says_so(pattern.callback) for pattern, _space in url_patterns(resolver_of(request))
-        ]
-        attributes["_ratelimit_any_exempt"] = any(exempt)
-    return _any_view_is or attributes["_ratelimit_any_exempt"]
+        # A list, so that all patterns are visited: the module of an `include()` may be imported
+        # only when its patterns are.
+        patterns = url_patterns(resolver_of(request))
+        are_exempt = [_is_marked(pattern.callback) for pattern, _namespaces in patterns]
+        attributes["_ratelimit_any_exempt"] = any(are_exempt)
+    return _has_marked_view or attributes["_ratelimit_any_exempt"]
 
 
-def _says_so(view: object) -> bool:
+def _is_marked(view: object) -> bool:
+    """Return whether a view, or the class that `as_view()` made it from, is marked as exempt."""
     return any(
         getattr(candidate, "ratelimit_exempt", False) is True
         for candidate in (view, getattr(view, "view_class", None), getattr(view, "cls", None))

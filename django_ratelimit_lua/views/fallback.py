@@ -8,14 +8,18 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction
 
 NO_FALLBACK = object()
-"""None is a fallback."""
+"""The default of `fallback=`, because None is a valid fallback."""
 
 
 def async_mismatch(fallback: object, *, is_async: bool) -> str:
-    """Return why a fallback does not fit a plain function; empty if it fits."""
-    if is_async or not (
-        iscoroutinefunction(fallback) or iscoroutinefunction(type(fallback).__call__)
-    ):
+    """Return why a fallback does not fit the function that it replaces; empty if it fits.
+
+    Args:
+        fallback: A value, or a callable.
+        is_async: Whether the function is a coroutine function, for which every fallback fits.
+    """
+    has_coroutine = iscoroutinefunction(fallback) or iscoroutinefunction(type(fallback).__call__)
+    if is_async or not has_coroutine:
         return ""
     return (
         "is a coroutine function, but the function that it replaces is not: use async "
@@ -36,8 +40,8 @@ def fall_back(fallback: object, error: Exception, *args: object, **kwargs: objec
 
 
 async def afall_back(fallback: object, error: Exception, *args: object, **kwargs: object) -> Any:
-    """`fall_back`, for coroutine functions. The fallback may be a coroutine function."""
-    answer = fall_back(fallback, error, *args, **kwargs)
-    if inspect.isawaitable(answer):
-        return await answer
-    return answer
+    """Async twin of `fall_back`. The fallback may be a coroutine function."""
+    result = fall_back(fallback, error, *args, **kwargs)
+    if inspect.isawaitable(result):
+        return await result
+    return result

@@ -1,4 +1,4 @@
-"""The stacks of `@ratelimit` on a view.
+"""Find the limits of a view without calling it, and name the view.
 
 A decorator leaves its data as an attribute, under a unique name, on the function that it makes.
 `functools.wraps`, `method_decorator` and `as_view` copy such attributes, so they are found on the
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from types import CellType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -39,12 +39,14 @@ _DRF_CALLS = {
     "partial_update": ("update",),
 }
 """The methods that DRF's generic views and mixins call."""
-_NAME = "_ratelimit_stack_"
+_ATTRIBUTE = "_ratelimit_stack_"
 _numbers = count()
 
 
 def url_patterns(
-    resolver: URLResolver | None = None, space: str = "", seen: frozenset[int] = frozenset()
+    resolver: URLResolver | None = None,
+    namespaces: str = "",
+    visited: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[URLPattern, str]]:
     """Yield all URL patterns of a resolver, each with its namespaces, as in "shop:".
 
@@ -57,12 +59,12 @@ def url_patterns(
         resolver = get_resolver()
     for pattern in resolver.url_patterns:
         if isinstance(pattern, URLPattern):
-            yield pattern, space
-        elif id(pattern) not in seen:  # A URLconf may include itself.
-            inner = space
+            yield pattern, namespaces
+        elif id(pattern) not in visited:  # A URLconf may include itself.
+            inner = namespaces
             if pattern.namespace:
-                inner = f"{space}{pattern.namespace}:"
-            yield from url_patterns(pattern, inner, seen | {id(pattern)})
+                inner = f"{namespaces}{pattern.namespace}:"
+            yield from url_patterns(pattern, inner, visited | {id(pattern)})
 
 
 class Stack(NamedTuple):
@@ -89,15 +91,21 @@ class Stack(NamedTuple):
         return any(rule.block for rule in self.rules)
 
 
-Placed = dict[str, Stack]
+StackMap = dict[str, Stack]
 """The stacks on a function, by the names of their attributes. Outer decorators have greater names.
 """
 
 
 def attach_stack(stack: Stack) -> Function:
     """Attach a stack to its function, and return the function."""
-    setattr(stack.checker, f"{_NAME}{next(_numbers):015}", stack)
+    setattr(stack.checker, f"{_ATTRIBUTE}{next(_numbers):015}", stack)
     return stack.checker
+
+
+def _attached_stacks(function: object) -> StackMap:
+    """Return the stacks on a function: its own, and those that were copied from other functions."""
+    attributes = getattr(function, "__dict__", {})
+    return {name: attributes[name] for name in attributes if name.startswith(_ATTRIBUTE)}
 
 
 def stack_of(function: object) -> Stack | None:
@@ -105,7 +113,7 @@ def stack_of(function: object) -> Stack | None:
 
     Stacks of functions that it wraps are ignored.
     """
-    own = (each for each in _placed(function).values() if each.checker is function)
+    own = (stack for stack in _attached_stacks(function).values() if stack.checker is function)
     return next(own, None)
 
 
@@ -135,43 +143,69 @@ def inspect_view(view: object, method: str | None = None) -> ViewLimits:
     method that handles the request. Those on other methods of the class are `unknown`, unless these
     methods handle other requests.
     """
-    unknown: list[str] = []
-    found: Placed = {}
-    others: dict[str, Placed] = {}
-    around = _layers(view, unknown)
-    class_view = next((layer for layer in around if _class_of(layer) is not None), None)
+    around = _unwrap(view)
+    unknown = list(around.unknown)
+    stacks: StackMap = {}
+    hidden: StackMap = {}
+    class_view = next((layer for layer in around.layers if _class_of(layer) is not None), None)
     cls = _class_of(class_view)
     if cls is not None:
-        running = _answering(class_view, cls, method)
-        answering = _answering(class_view, cls, None)
-        for base in cls.__mro__:
-            for name, function in vars(base).items():
-                if not inspect.isfunction(function):
-                    continue
-                # Each `dispatch` calls the next.
-                is_own = name == "dispatch" or getattr(cls, name) is function
-                if is_own and name in running:
-                    found = _on_method(_layers(function, unknown), cls, name) | found
-                elif not is_own or name not in answering:
-                    others[f"{base.__qualname__}.{name}"] = _on_method([function], cls, name)
-    hidden: Placed = {}
-    for name, placed in others.items():
-        if left := {key: placed[key] for key in placed if key not in found}:
-            unknown.append(name)
-            hidden |= left
-    for layer in around:
-        found = _placed(layer) | found
-    return ViewLimits(_stacks(found), class_view, unknown, _stacks(hidden))
+        of_class = _inspect_class(class_view, cls, method)
+        stacks = of_class.running
+        unknown += of_class.unknown
+        for name, on_method in of_class.others.items():
+            not_running = {key: on_method[key] for key in on_method if key not in stacks}
+            if not_running:
+                unknown.append(name)
+                hidden |= not_running
+    for layer in around.layers:
+        stacks = _attached_stacks(layer) | stacks
+    return ViewLimits(_without_repeated(stacks), class_view, unknown, _without_repeated(hidden))
 
 
-def _stacks(placed: Placed) -> list[Stack]:
-    """Return the stacks, without those that another stack checks as well."""
-    stacks: list[Stack] = []
-    for key in sorted(placed, reverse=True):
-        each = placed[key]
-        if all(each.view is not other.view for other in stacks):
-            stacks.append(each)
-    return stacks
+class _ClassStacks(NamedTuple):
+    """The stacks on the methods of a view's class.
+
+    - `running`: those on methods that run for the request;
+    - `others`: by method, those on methods that no request runs, unless another method calls them;
+    - `unknown`: functions around the running methods that may call further functions.
+    """
+
+    running: StackMap
+    others: dict[str, StackMap]
+    unknown: list[str]
+
+
+def _inspect_class(class_view: object, cls: type, method: str | None) -> _ClassStacks:
+    """Return the stacks on the methods of a view's class and of its parents."""
+    found = _ClassStacks({}, {}, [])
+    running = _running_methods(class_view, cls, method)
+    running_for_any = _running_methods(class_view, cls, None)
+    for owner in cls.__mro__:
+        for name, function in vars(owner).items():
+            if not inspect.isfunction(function):
+                continue
+            # An overridden method does not run, but each `dispatch` calls the next one.
+            may_run = name == "dispatch" or getattr(cls, name) is function
+            if may_run and name in running:
+                wrapped = _unwrap(function)
+                found.unknown.extend(wrapped.unknown)
+                for key, stack in _stacks_on_method(wrapped.layers, cls, name).items():
+                    found.running.setdefault(key, stack)
+            elif not may_run or name not in running_for_any:
+                on_method = _stacks_on_method([function], cls, name)
+                found.others[f"{owner.__qualname__}.{name}"] = on_method
+    return found
+
+
+def _without_repeated(stacks: StackMap) -> list[Stack]:
+    """Return the stacks, outermost first, without those that another stack checks as well."""
+    kept: list[Stack] = []
+    for key in sorted(stacks, reverse=True):
+        stack = stacks[key]
+        if all(stack.view is not outer.view for outer in kept):
+            kept.append(stack)
+    return kept
 
 
 def is_behind_login(view: object, stack: Stack) -> bool:
@@ -181,15 +215,16 @@ def is_behind_login(view: object, stack: Stack) -> bool:
     """
     if LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True):
         return True
-    # `login_required` leaves this on what it makes. Decorators around that copy it; those inside
-    # have it not.
-    is_closed = hasattr(view, "login_url")
-    # The mixin asks in `dispatch`, before the methods. Django's AccessMixin by what it has: to
-    # import it, django.contrib.auth would have to be installed.
+    # `login_required` sets this attribute on its result, and decorators around that copy it. A
+    # stack inside does not have it.
+    is_decorated = hasattr(view, "login_url")
+    if is_decorated and not hasattr(stack.checker, "login_url"):
+        return True
+    # Django's AccessMixin checks in `dispatch`, before the methods. It is recognised by a method of
+    # it, because importing it requires that django.contrib.auth is installed.
     cls = _class_of(view)
-    asks = cls is not None and (is_closed or hasattr(cls, "handle_no_permission"))
-    is_inside = is_closed and not hasattr(stack.checker, "login_url")
-    return is_inside or (asks and stack.method not in BEFORE_METHODS)
+    checks_in_dispatch = cls is not None and (is_decorated or hasattr(cls, "handle_no_permission"))
+    return checks_in_dispatch and stack.method not in BEFORE_METHODS
 
 
 def _class_of(view: object) -> type | None:
@@ -200,70 +235,75 @@ def _class_of(view: object) -> type | None:
     return None
 
 
-def _layers(view: Any, unknown: list[str]) -> list[Any]:
-    """Return a function and those that it wraps, outermost first.
+class _Unwrapped(NamedTuple):
+    """A function and those that it wraps, outermost first.
 
-    An object that is not a function, or may call several functions, is added to `unknown`.
+    - `unknown`: the innermost one, by name, if it is not a function or may call several functions.
     """
-    found: list[Any] = []
+
+    layers: list[Any]
+    unknown: list[str]
+
+
+def _unwrap(view: Any) -> _Unwrapped:
+    """Return a function and those that it wraps."""
+    layers: list[Any] = []
     while view is not None:
         while isinstance(view, partial):
             view = view.func
-        inside = [
-            cell.cell_contents
-            for cell in getattr(view, "__closure__", None) or ()
-            if cell != CellType() and inspect.isfunction(cell.cell_contents)
-        ]
-        if hasattr(view, "__wrapped__"):
-            inside = [view.__wrapped__]
-        wrapped = next(iter(inside), None)
-        if not inspect.isfunction(view) or view in found or len(inside) > 1:
-            unknown.append(dotted_name(view))
-            wrapped = None
-        found.append(view)
-        view = wrapped
-    return found
+        wrapped = _wrapped_functions(view)
+        is_repeated = view in layers
+        layers.append(view)
+        if not inspect.isfunction(view) or is_repeated or len(wrapped) > 1:
+            return _Unwrapped(layers, [dotted_name(view)])
+        view = next(iter(wrapped), None)
+    return _Unwrapped(layers, [])
 
 
-def _answering(class_view: object, cls: type, method: str | None) -> list[str]:
+def _wrapped_functions(function: Any) -> list[Any]:
+    """Return the functions that a function may call: `__wrapped__`, or those in its closure."""
+    if hasattr(function, "__wrapped__"):
+        return [function.__wrapped__]
+    cells = getattr(function, "__closure__", None) or ()
+    values = [cell.cell_contents for cell in cells if cell != CellType()]
+    return [value for value in values if inspect.isfunction(value)]
+
+
+def _running_methods(class_view: object, cls: type, method: str | None) -> list[str]:
     """Return the names of the methods of a class that run for requests of an HTTP method.
 
     If `method` is None, all HTTP methods are included, and for a `ViewSet` its other URLs as well.
     """
     actions: dict[str, str] = getattr(class_view, "actions", None) or {}
-    names = list(getattr(cls, "http_method_names", ()))
+    handlers = list(getattr(cls, "http_method_names", ()))
     if method is not None:
-        names = [method.lower()]
-    if "head" in names and "head" not in actions and not hasattr(cls, "head"):
-        names.append("get")
-    running = ["dispatch", *(actions.get(name, name) for name in names)]
+        handlers = [method.lower()]
+    if "head" in handlers and "head" not in actions and not hasattr(cls, "head"):
+        handlers.append("get")
+    running = ["dispatch", *(actions.get(name, name) for name in handlers)]
     for name in running:
         if getattr(getattr(cls, name, None), "__module__", "").startswith("rest_framework."):
             running += [called for called in _DRF_CALLS.get(name, ()) if hasattr(cls, called)]
     if actions and method is None:
-        extra = [name for name in dir(cls) if hasattr(getattr(cls, name, None), "mapping")]
-        running += [*extra, *(called for each in _DRF_CALLS.values() for called in each)]
+        extra_actions = [name for name in dir(cls) if hasattr(getattr(cls, name, None), "mapping")]
+        running += [*extra_actions, *chain.from_iterable(_DRF_CALLS.values())]
     return running
 
 
-def _placed(function: object) -> Placed:
-    values = getattr(function, "__dict__", {})
-    return {name: values[name] for name in values if name.startswith(_NAME)}
-
-
-def _on_method(inside: Sequence[Any], cls: type, name: str) -> Placed:
-    """Return the stacks on a method.
+def _stacks_on_method(layers: Sequence[Any], cls: type, name: str) -> StackMap:
+    """Return the stacks on a method of a view's class.
 
     Those that `method_decorator` has attached count under the class of the view.
     """
-    found: Placed = {}
-    for layer in inside:
-        for key, placed in _placed(layer).items():
-            each = placed._replace(method=name)
-            if each.group.startswith(DECORATORS_MODULE):
-                each = each._replace(group=f"{cls.__module__}.{cls.__qualname__}.{layer.__name__}")
-            found.setdefault(key, each)
-    return found
+    stacks: StackMap = {}
+    for layer in layers:
+        for key, attached in _attached_stacks(layer).items():
+            stack = attached._replace(method=name)
+            if stack.group.startswith(DECORATORS_MODULE):
+                group = f"{cls.__module__}.{cls.__qualname__}.{layer.__name__}"
+                stack = stack._replace(group=group)
+            stacks.setdefault(key, stack)
+    return stacks
 
 
 def default_group(view: Any) -> str:
@@ -272,26 +312,16 @@ def default_group(view: Any) -> str:
     For a method, it is the class of the view that runs, so that views that inherit the method do
     not share a count.
     """
-    for attribute in ("view_class", "cls"):  # What `as_view()` of Django and of DRF returns.
-        cls = getattr(view, attribute, None)
-        if isinstance(cls, type):
-            name = f"{cls.__module__}.{cls.__qualname__}"
-            actions = getattr(view, "actions", None)
-            if isinstance(actions, dict):
-                name += "." + ",".join(sorted(set(actions.values())))
-            return name
-    # `method_decorator` wraps a partial of the bound method.
-    function = inspect.unwrap(view, stop=lambda layer: isinstance(layer, (partial, MethodType)))
-    while isinstance(function, partial):
-        function = function.func
+    cls = _class_of(view)
+    if cls is not None:
+        return _class_group(view, cls)
+    function = _innermost_function(view)
     owner = getattr(function, "__self__", None)
     view_func = getattr(owner, "view_func", None)
     if inspect.isfunction(view_func):  # django-ninja's `decorate_view`.
         return default_group(view_func)
-    name = str(
-        getattr(view, "__qualname__", None)
-        or getattr(function, "__qualname__", type(function).__qualname__)
-    )
+    fallback = getattr(function, "__qualname__", type(function).__qualname__)
+    name = str(getattr(view, "__qualname__", None) or fallback)
     if owner is not None and not isinstance(owner, (type, ModuleType)):
         return f"{type(owner).__module__}.{type(owner).__qualname__}.{name.rpartition('.')[2]}"
     # A partial's own module is functools.
@@ -300,6 +330,24 @@ def default_group(view: Any) -> str:
     if code and code.co_name == "<lambda>":
         name += f":{code.co_firstlineno}"
     return f"{module}.{name}"
+
+
+def _class_group(view: Any, cls: type) -> str:
+    """Return the default group of a class-based view, with the actions of a `ViewSet`."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    actions = getattr(view, "actions", None)
+    if isinstance(actions, dict):
+        name += "." + ",".join(sorted(set(actions.values())))
+    return name
+
+
+def _innermost_function(view: Any) -> Any:
+    """Return the function or method that decorators and partials wrap."""
+    # `method_decorator` wraps a partial of the bound method.
+    function = inspect.unwrap(view, stop=lambda layer: isinstance(layer, (partial, MethodType)))
+    while isinstance(function, partial):
+        function = function.func
+    return function
 
 
 def decoration_problem(function: Any) -> str | None:

@@ -449,7 +449,7 @@ def test_a_rule_for_a_missing_route_or_call_site_is_a_warning(
 ) -> None:
     """The warning has the same words as the form of a rule."""
     settings.MIDDLEWARE = [OURS]
-    known_call_sites.add("known")
+    known_call_sites.add_name("known")
     shared = CallSite("@ratelimit", "app.shared", (Rate.parse("10/s"),), "all")
     known_call_sites.add("shared", shared)
     settings.RATELIMIT_RULES = [{"name": "nobody's", "key": "ip", "rate": "5/m", **place}]

@@ -123,7 +123,7 @@ def test_a_view_names_its_limit_by_its_line() -> None:
 def test_overrides_name_a_limit_by_its_place_too(operator: Client) -> None:
     """The form offers it so, and the list shows it so."""
     name = f"{__name__}.Desk.dispatch"
-    known_call_sites.add(name)
+    known_call_sites.add_name(name)
     form = operator.get(f"{OVERRIDES}add/").content.decode()
     assert f'<option value="{name}">{place_words(name)}</option>' in form
     RateLimitOverride.objects.create(network="203.0.113.9", rule=name, effect="exempt")

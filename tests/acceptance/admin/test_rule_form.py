@@ -100,8 +100,8 @@ def test_all_errors_are_reported_together(operator: Client) -> None:
     with translation.override("de"):
         params = {"option": "ban_after", "other": "ban_for"}
         problem = RuleError("ban_after", "%(option)s needs %(other)s as well", params)
-        assert problem.words() != str(problem)
-        assert "„" in problem.words() or "“" in problem.words()
+        assert problem.localized() != str(problem)
+        assert "„" in problem.localized() or "“" in problem.localized()
 
 
 def test_only_the_warnings_that_were_shown_are_confirmed(operator: Client) -> None:

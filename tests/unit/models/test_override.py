@@ -12,7 +12,7 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules.overrides import Override
-from django_ratelimit_lua.views.call_sites import CallSite, call_site, known_call_sites
+from django_ratelimit_lua.views.call_sites import CallSite, compile_call_site, known_call_sites
 
 MONDAY = datetime.datetime(2026, 1, 5, tzinfo=datetime.UTC)
 
@@ -113,7 +113,7 @@ def test_another_limit_has_to_fit_the_limit_in_the_code(
     fields: Any, wrong: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it has to fit a rule: otherwise it would never apply."""
-    site = CallSite.of(call_site("search", "ip", "5/m", None, 1, {}), "search")
+    site = CallSite.of_decorator(compile_call_site("search", "ip", "5/m", None, 1, {}), "search")
     monkeypatch.setattr(known_call_sites, "_by_name", {"search": (site,)})
     override = RateLimitOverride(network="203.0.113.9", rule="search", effect="limit", **fields)
     problems = {}

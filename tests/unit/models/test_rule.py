@@ -171,7 +171,7 @@ def test_overrides_of_a_renamed_rule_stay_if_the_code_has_its_old_name(
     if place == "settings":
         settings.RATELIMIT_RULES = [{"name": "search", "path": "/", "key": "ip", "rate": "5/m"}]
     if place == "code":
-        known_call_sites.add("search")
+        known_call_sites.add_name("search")
     row = RateLimitRule.objects.create(name="search", path="/", key="ip", rate="5/m")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block", rule="search")
     row.name = "found"

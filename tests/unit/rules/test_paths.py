@@ -184,6 +184,6 @@ def test_without_exempt_views_no_path_is_resolved(
 ) -> None:
     """The URLconf is searched once for exempt views."""
     settings.ROOT_URLCONF = "django.contrib.auth.urls"
-    monkeypatch.setattr(exempt, "_any_view_is", False)
+    monkeypatch.setattr(exempt, "_has_marked_view", False)
     monkeypatch.setattr(exempt, "resolved", lambda request: pytest.fail("it was looked for"))
     assert not is_exempt(rf.get("/account/"))

@@ -17,7 +17,7 @@ from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.snapshot import compile_entry
-from django_ratelimit_lua.views.call_sites import call_site, known_call_sites
+from django_ratelimit_lua.views.call_sites import compile_call_site
 
 BY_DAY = {"algorithm": "fixed_window", "align": "day"}
 API = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
@@ -150,19 +150,18 @@ def test_an_error_is_shown_in_the_words_of_the_form() -> None:
     assert str(raised.value) == "RATELIMIT_RULES: rule 'api': ban_after needs ban_for as well"
     assert raised.value.params == {"option": "ban_after", "other": "ban_for"}
     with translation.override("de"):
-        words = raised.value.words()
-    assert words != raised.value.words() == "“Ban after” needs “Ban for” as well."
+        words = raised.value.localized()
+    assert words != raised.value.localized() == "“Ban after” needs “Ban for” as well."
 
 
 def test_a_call_site_is_a_rule_without_a_name() -> None:
     """Its limits are named by group, methods, key and rate."""
-    here = call_site(None, ("ip", "post:username"), "5/m", UNSAFE, 1, {})
+    here = compile_call_site(None, ("ip", "post:username"), "5/m", UNSAFE, 1, {})
     found = (here.name, limit_name(here))
     assert found == ("", "app.view:DELETE,PATCH,POST,PUT:ip+post:username:5/m")
-    assert limit_name(call_site("login", "ip", "5/m", "GET", 1, {})) == "login:GET:ip:5/m"
-    assert "login" in known_call_sites
+    assert limit_name(compile_call_site("login", "ip", "5/m", "GET", 1, {})) == "login:GET:ip:5/m"
     with pytest.raises(LimitError, match="needs a key"):
-        call_site(None, None, "5/m", ALL, 1, {})
+        compile_call_site(None, None, "5/m", ALL, 1, {})
 
 
 def test_a_rule_keeps_its_count_when_its_rate_is_changed() -> None:
@@ -180,8 +179,8 @@ def test_a_rule_that_replaces_call_sites_uses_their_key_and_cost() -> None:
     def count_if(request: Any, outcome: Any) -> bool:
         return True
 
-    first = call_site("search", "user", "5/m", "GET", 3, {}, block=False, count_if=count_if)
-    second = call_site("search", "ip", "9/m", "POST", 1, {})
+    first = compile_call_site("search", "user", "5/m", "GET", 3, {}, block=False, count_if=count_if)
+    second = compile_call_site("search", "ip", "9/m", "POST", 1, {})
     silent = compile({"name": "search", "group": "search", "rate": "1/s"}).in_place_of(
         [first, second]
     )
@@ -220,7 +219,7 @@ def test_a_rule_continues_only_matching_counts_of_limits_in_code(
 ) -> None:
     """It continues the first count with the same period, key and algorithm."""
     sites = [
-        call_site("g", by, f"{limit}/{unit}", ALL, 1, {"algorithm": kind})
+        compile_call_site("g", by, f"{limit}/{unit}", ALL, 1, {"algorithm": kind})
         for limit, unit, kind, by in code
     ]
     limiter = RateLimiter(
@@ -295,7 +294,7 @@ VALUES: dict[str, tuple[dict[str, Any], object, object]] = {
 
 def in_place(code: dict[str, Any], code_rate: object = "7/d", **words: Any) -> Iterator[Limit]:
     """Return the limits of a rule that replaces a call site with these options."""
-    site = call_site("g", "ip", code_rate, ALL, 1, code)  # type: ignore[arg-type]
+    site = compile_call_site("g", "ip", code_rate, ALL, 1, code)  # type: ignore[arg-type]
     given = {"name": "g", "group": "g", "rate": "5/d", **words}
     template = compile(given).in_place_of([site]).template
     assert template is not None

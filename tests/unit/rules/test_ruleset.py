@@ -10,12 +10,12 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.rules.snapshot import RULES_MEMBERS, SECTION_MEMBERS, Snapshot, parse_part
-from django_ratelimit_lua.views.call_sites import call_site
+from django_ratelimit_lua.views.call_sites import compile_call_site
 from tests.tools.walk import Walk
 
 HOME = RequestFactory().get("/")
-HERE = call_site("search", "ip", "5/m", None, 1, {})
-OTHER = call_site(None, "ip", "9/m", None, 1, {})
+HERE = compile_call_site("search", "ip", "5/m", None, 1, {})
+OTHER = compile_call_site(None, "ip", "9/m", None, 1, {})
 
 
 def ruleset(*given: dict[str, Any]) -> Ruleset:

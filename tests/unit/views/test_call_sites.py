@@ -8,22 +8,24 @@ from typing import Any
 from django.views import View
 from django.views.decorators.cache import never_cache
 
-from django_ratelimit_lua.views.call_sites import KnownCallSites, call_site
+from django_ratelimit_lua.views.call_sites import KnownCallSites, compile_call_site
 from django_ratelimit_lua.views.inspection import default_group
 from tests.unit.rules.test_rule import limit_name
 
 
 def test_an_unlisted_name_may_be_a_call_site_if_the_list_is_full() -> None:
     """Otherwise a name that is not listed is no call site."""
-    names = KnownCallSites()
-    names.add("login")
-    names.add("y" * 300)
-    found = ("login" in names, "logout" in names, "y" * 300 in names, len(names.names()))
-    assert found == (True, False, True, 1)
+    sites = KnownCallSites()
+    sites.add_name("login")
+    sites.add_name("y" * 300)
+    names = ("login", "logout", "y" * 300)
+    assert [sites.may_contain(name) for name in names] == [True, False, True]
+    assert sites.names() == ["login"]
     for number in range(KnownCallSites.MAX_ENTRIES):
-        names.add(f"made up {number}")
-    found = ("login" in names, "logout" in names, len(names.names()))
-    assert found == (True, True, KnownCallSites.MAX_ENTRIES)
+        sites.add_name(f"made up {number}")
+    assert sites.may_contain("logout")
+    assert "logout" not in sites
+    assert len(sites.names()) == KnownCallSites.MAX_ENTRIES
 
 
 def view(request: Any) -> None:
@@ -59,7 +61,7 @@ def test_a_view_is_named_by_its_module_and_function() -> None:
 def test_limits_of_call_sites_never_share_a_count() -> None:
     """Call sites that differ in group, methods, key or rate have different names of limits."""
     names = {
-        limit_name(call_site(group, key, rate, method, 1, {}))
+        limit_name(compile_call_site(group, key, rate, method, 1, {}))
         for group in ("a", "b")
         for key in ("ip", "user", ("ip", "user"))
         for rate in ("5/m", "5/h")

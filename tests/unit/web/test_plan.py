@@ -24,7 +24,7 @@ from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.rules.snapshot import Snapshot
 from django_ratelimit_lua.signals import limit_exceeded
-from django_ratelimit_lua.views.call_sites import call_site
+from django_ratelimit_lua.views.call_sites import compile_call_site
 from django_ratelimit_lua.web.plan import Place, RequestPlanner
 
 NO_RULES = Ruleset(())
@@ -114,8 +114,8 @@ COSTS = [1, 0, lambda group, request: 2, three]
 def test_sync_and_async_gathering_give_the_same_result(key: Any, rate: Any, cost: Any) -> None:
     """Keys, rates and costs may be functions and coroutines."""
     rules = [
-        call_site(None, key, rate, None, cost, {}),
-        call_site("other", key, "1/s", ["GET"], 1, {}),
+        compile_call_site(None, key, rate, None, cost, {}),
+        compile_call_site("other", key, "1/s", ["GET"], 1, {}),
     ]
     sync, coroutine = (gathered(rules, kind, asked_by(user())) for kind in ("sync", "async"))
     assert numbers(sync) == numbers(coroutine)
@@ -159,7 +159,9 @@ def test_gathered_values_are_reused_if_newer_rules_keep_the_call_sites(kind: str
         calls.append(group)
         return "7/h"
 
-    planner = RequestPlanner(asked_by(), [call_site("here", "ip", rate, None, 1, {})], "here")
+    planner = RequestPlanner(
+        asked_by(), [compile_call_site("here", "ip", rate, None, 1, {})], "here"
+    )
     other = {"name": "elsewhere", "path": "/x", "key": "ip", "rate": "1/s"}
     elsewhere = Ruleset(compile_rules([other]))
     instead = Ruleset(compile_rules([{"name": "here", "key": "ip", "rate": "9/h"}]))
@@ -182,8 +184,8 @@ def test_a_rule_that_fails_is_replaced_by_its_call_sites(kind: str) -> None:
     def refuse(group: str, request: HttpRequest) -> Any:
         raise Http404
 
-    own = call_site("here", "ip", "5/h", None, 1, {})
-    broken = call_site("here", fail, "5/h", None, 1, {})
+    own = compile_call_site("here", "ip", "5/h", None, 1, {})
+    broken = compile_call_site("here", fail, "5/h", None, 1, {})
     rule = Rule(name="here", template=broken.template, replaces=(own,))
     assert [planned.rule for planned in gathered([rule], kind, asked_by())] == [own]
     with pytest.raises(ValueError, match="no"):
@@ -192,7 +194,9 @@ def test_a_rule_that_fails_is_replaced_by_its_call_sites(kind: str) -> None:
     options = {"on_error": lambda name, error: errors.append(name)}
     assert gathered([broken], kind, asked_by(), **options) == []
     assert errors == ["here"]
-    refusing = Rule(name="here", template=call_site(None, refuse, "5/h", None, 1, {}).template)
+    refusing = Rule(
+        name="here", template=compile_call_site(None, refuse, "5/h", None, 1, {}).template
+    )
     with pytest.raises(Http404):
         gathered([refusing], kind, asked_by())
 
@@ -206,9 +210,9 @@ def test_a_rule_is_charged_completely_or_not_at_all(kind: str) -> None:
         called.append("cost")
         return 1
 
-    own = call_site("here", "ip", "5/h", None, 1, {})
+    own = compile_call_site("here", "ip", "5/h", None, 1, {})
     rates = [lambda group, request: "5/m", lambda group, request: "garbage"]
-    template = call_site("here", "ip", rates, None, cost, {}).template
+    template = compile_call_site("here", "ip", rates, None, cost, {}).template
     rule = Rule(name="here", template=template, replaces=(own,))
     assert [planned.rule for planned in gathered([rule], kind, asked_by())] == [own]
     assert called == []
@@ -218,8 +222,10 @@ def test_a_rule_is_charged_completely_or_not_at_all(kind: str) -> None:
 def test_a_missing_user_or_an_invalid_identity_is_explained(kind: str) -> None:
     """The exception says which middleware is missing, or which identities are valid."""
     with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
-        gathered([call_site(None, "user", "5/h", None, 1, {})], kind, RequestFactory().get("/"))
-    invalid = call_site(None, lambda group, request: object(), "5/h", None, 1, {})
+        gathered(
+            [compile_call_site(None, "user", "5/h", None, 1, {})], kind, RequestFactory().get("/")
+        )
+    invalid = compile_call_site(None, lambda group, request: object(), "5/h", None, 1, {})
     with pytest.raises(TypeError, match="primary key"):
         gathered([invalid], kind, asked_by())
 
@@ -261,7 +267,7 @@ def test_signal_receivers_get_the_refused_client() -> None:
 
     def finished(operation: Any, source: Any) -> None:
         planner = RequestPlanner(
-            asked_by(), [call_site("here", "ip", "5/h", None, 1, {})], operation=operation
+            asked_by(), [compile_call_site("here", "ip", "5/h", None, 1, {})], operation=operation
         )
         gather(planner, NO_RULES)
         planner.plan(NO_RULES)

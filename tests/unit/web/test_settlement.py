@@ -15,7 +15,7 @@ from django_ratelimit_lua.identity.request_state import request_state
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.views.call_sites import call_site
+from django_ratelimit_lua.views.call_sites import compile_call_site
 from django_ratelimit_lua.web.settlement import settle
 
 CHARGE = Charge(Limit("here", "5/h"), digest("ada"), 2)
@@ -24,7 +24,7 @@ STATE = LimitState("here", True, 5, 2, 3, 0.0, 3600.0, 0.0, counted_at=7)
 
 def charged(token: int | None = 7, **says: Any) -> DecidedCharge:
     """Return the charge of a hit at a call site with these options about outcomes."""
-    rule = call_site("here", "ip", "5/h", None, 2, {}, **says)
+    rule = compile_call_site("here", "ip", "5/h", None, 2, {}, **says)
     return DecidedCharge(CHARGE, "here", rule, state=STATE, token=token)
 
 
