@@ -126,11 +126,11 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         super().__init_subclass__(**kwargs)
         refuse_unknown(cls.options, where=f"Throttle {cls.__name__}: ")
         if isinstance(cls.scope, str):
-            site = None  # The rate may be in the settings.
-            if cls.rate:
+            known_call_sites.add_name(cls.scope)
+            if cls.rate:  # Otherwise it may be in the settings.
                 place = f"{cls.__module__}.{cls.__qualname__}"
                 site = _call_site(cls.scope, place, cls.rate, cls.algorithm)
-            known_call_sites.add(cls.scope, site)
+                known_call_sites.add(cls.scope, site)
 
     def __init__(self) -> None:
         if not self.rate:
