@@ -176,7 +176,7 @@ def test_bans_are_chosen_by_rule_and_listed_in_pages(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The latest bans come first."""
-    monkeypatch.setattr("django_ratelimit_lua.admin.bans.SHOWN", 3)
+    monkeypatch.setattr("django_ratelimit_lua.admin.bans.MAX_ROWS", 3)
     RateLimitRule.objects.create(
         name="banned-by-ip", rate="1/h", key="ip", options={"ban_after": 2, "ban_for": "10m"}
     )

@@ -189,6 +189,14 @@ def test_a_block_of_a_network_is_found_by_the_address(operator: Client) -> None:
     assert statuses("/ok", 1, "203.0.113.1") == [200]
 
 
+def test_a_ban_is_shown_on_the_page_of_its_client(operator: Client) -> None:
+    """It has the limit and the number of refusals."""
+    statuses("/banning", 4, "203.0.113.1")
+    shown = page(operator, of("ip", "203.0.113.1"))
+    assert "Banned by banning" in shown
+    assert "2 refusals" in shown
+
+
 def test_an_override_names_the_address_or_user_that_was_searched(
     operator: Client, settings: Any
 ) -> None:
