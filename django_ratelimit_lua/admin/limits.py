@@ -75,7 +75,7 @@ def shared_states(name: str, row: RateLimitRule | None) -> tuple[str, Sequence[L
     The key is `all`, or a field that requests lacked. There are no states if clients have their
     own counts.
     """
-    key, limits = _limits_by_key(name, row)
+    key, limits = _key_and_limits(name, row)
     identity: Identity = None
     if split_field(key) is not None:
         identity = field_identity(key, None)
@@ -91,7 +91,7 @@ def shared_states(name: str, row: RateLimitRule | None) -> tuple[str, Sequence[L
     return key, states
 
 
-def _limits_by_key(name: str, row: RateLimitRule | None) -> tuple[str, list[Limit]]:
+def _key_and_limits(name: str, row: RateLimitRule | None) -> tuple[str, list[Limit]]:
     """Return the key of a limit, and its limits at constant rates."""
     sites = replaced_call_sites(name)
     key = next((site.key for site in sites), "")
@@ -103,7 +103,7 @@ def _limits_by_key(name: str, row: RateLimitRule | None) -> tuple[str, list[Limi
     return key, [limit for limit in constant_limits(rule) if not limit.variant]
 
 
-def _of_code(query: Mapping[str, str]) -> Values:
+def _values_for_call_site(query: Mapping[str, str]) -> Values:
     """Return the values of a new rule for a call site.
 
     The parameter is `instead`, if the rule replaces the call site, or `beside`, if it is added;
@@ -116,7 +116,7 @@ def _of_code(query: Mapping[str, str]) -> Values:
         return {"name": name} if name else {}
     numbered = {str(number): site for number, site in enumerate(sites)}
     site = numbered.get(query.get("which", ""), sites[0])
-    rates = _rates(site, sites)
+    rates = _constant_rates(site, sites)
     values: Values = {"name": name}
     if rates and rates[0].is_slots:
         values["algorithm"] = OF_SLOTS
@@ -129,15 +129,42 @@ def _of_code(query: Mapping[str, str]) -> Values:
     return {**values, "rate": ", ".join(map(str, rates))}
 
 
-def _rates(site: CallSite, sites: Sequence[CallSite]) -> list[Rate]:
-    """Return the constant rates of the call sites with the key of one, which come first."""
+def _constant_rates(site: CallSite, sites: Sequence[CallSite]) -> list[Rate]:
+    """Return the constant rates of a call site, and then of the others with its key."""
     rates: dict[int, Rate] = {}
     for other in (site, *sites):
         for rate in other.rates:
             if other.key == site.key and isinstance(rate, Rate):
                 rates.setdefault(rate.period_us, rate)
-    # A rule has one kind of limit.
-    return [rate for rate in rates.values() if rate.is_slots == next(iter(rates.values())).is_slots]
+    first = next(iter(rates.values()), None)
+    # A rule counts either requests or slots.
+    return [rate for rate in rates.values() if first and rate.is_slots == first.is_slots]
+
+
+def _values_for_settings_rule(name: str) -> Values:
+    """Return the values of a new rule that replaces a rule of the settings.
+
+    Raises:
+        RuleError: There is no such rule, or the admin cannot store it.
+    """
+    rule = next((rule for rule in settings_rules() if rule.name == name), None)
+    if rule is None:
+        raise RuleError("name", f"there is no rule {name!r}", where=SETTINGS)
+    spec = {field: _to_json(value) for field, value in rule.spec.items()}
+    rates = rule.template and rule.template.rates
+    if rates and all(isinstance(rate, Rate) for rate in rates):
+        spec["rate"] = [str(rate) for rate in rates]
+    compile(spec, plain=True, where=SETTINGS)
+    return form_values(RateLimitRule.from_spec(spec))
+
+
+def _to_json(value: object) -> object:
+    """Return a value of a setting in the form that JSON has."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return value
 
 
 class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -169,7 +196,7 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
         except RuleError as error:
             messages.error(request, _("The stored rule is invalid: %s") % error.localized())
         if may_be_stored and may_see_overrides(request):
-            context["overrides"] = _overrides(request, name)
+            context["overrides"] = _override_rows(request, name)
         response = page_response(self, request, "ratelimitrule/limit.html", context)
         if not (row or limits or context.get("sections")):
             response.status_code = 404
@@ -179,13 +206,14 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return the initial values in a link, including all values of a rule that it names.
 
         The parameter `settings` names a rule of the settings; for those of call sites, see
-        `_of_code`.
+        `_values_for_call_site`.
         """
         name = request.GET.get("settings")
-        values = _of_code(request.GET)
-        if name:
+        if not name:
+            values = _values_for_call_site(request.GET)
+        else:
             try:
-                values = form_values(taken_over(name))
+                values = _values_for_settings_rule(name)
             except RuleError as error:
                 values = {"name": name}
                 problem = _("This rule of the settings cannot be taken over: %(problem)s")
@@ -193,35 +221,10 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
         return {**super().get_changeform_initial_data(request), **values}
 
 
-def _overrides(request: HttpRequest, name: str) -> list[tuple[int, str, str]]:
+def _override_rows(request: HttpRequest, name: str) -> list[tuple[int, str, str]]:
     """Return the overrides that name a limit: id, client and effect of each."""
     rows = RateLimitOverride.objects.lasting().filter(rule=name).select_related("user")
     return [
         (row.pk, override_words(request, row), str(row.get_effect_display()))
         for row in rows[:MAX_OVERRIDES]
     ]
-
-
-def taken_over(name: str) -> RateLimitRule:
-    """Return a rule of the settings as an unsaved row.
-
-    Raises:
-        RuleError: That is impossible.
-    """
-    for rule in settings_rules():
-        if rule.name == name:
-            spec = {word: _as_json(value) for word, value in rule.spec.items()}
-            rates = rule.template and rule.template.rates
-            if rates and all(isinstance(rate, Rate) for rate in rates):
-                spec["rate"] = [*map(str, rates)]
-            compile(spec, plain=True, where=SETTINGS)
-            return RateLimitRule.from_spec(spec)
-    raise RuleError("name", f"there is no rule {name!r}", where=SETTINGS)
-
-
-def _as_json(value: object) -> object:
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    if isinstance(value, tuple):
-        return list(value)
-    return value

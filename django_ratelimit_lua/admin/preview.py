@@ -32,127 +32,87 @@ from .forms import RuleForm
 from .identities import override_words
 from .pages import Context
 
+IGNORED = {"tiers", "on_store_error", "lease", "split"}
+"""Options that a plot ignores."""
 MAX_CALLS = 60
 """Maximum number of decisions about the stream; those about the burst are half as many."""
 MAX_BURST = 1000
 START_US = 1_767_225_600 * SECOND
 """2026-01-01 00:00 UTC: every simulation begins here, as windows of the calendar do."""
-
-
-class Hit(NamedTuple):
-    """Requests that are sent at the same moment.
-
-    - `at`: when they are sent, in seconds;
-    - `sent`: their number;
-    - `turn`: when the allowed ones have their turn;
-    - `allowed`: how many are allowed.
-    """
-
-    at: float
-    sent: int
-    turn: float
-    allowed: int
-
-
-class Simulation(NamedTuple):
-    """A burst at 0, and the stream after it; `seconds` is the simulated time."""
-
-    seconds: float
-    hits: list[Hit]
-
-
-def simulate(limits: Sequence[Limit], cost: int = 1) -> Simulation:
-    """Send twice the first limit at once, then twice its rate, for two of its periods.
-
-    The limits are decided together. Their counts are deleted afterwards.
-
-    Raises:
-        StoreError: Redis is unavailable.
-    """
-    rate = limits[0].rate
-    burst = min(2 * limits[0].capacity, MAX_BURST)
-    step = -(-burst // (MAX_CALLS // 2)) or 1
-    sent = [(0.0, min(step, burst - done)) for done in range(0, burst, step)]
-    stream = 4 * rate.limit
-    step = -(-stream // MAX_CALLS) or 1
-    pause = rate.period / 2 / (rate.limit or 1)
-    sent += [(done * pause, step) for done in range(step, stream + 1, step)]
-    name = uuid.uuid4().hex
-    own = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
-    hits = [_decide(own, at, number, cost) for at, number in sent]
-    get_store().reset(build_call([Charge(limit, digest("preview")) for limit in own], "peek"))
-    return Simulation(2 * rate.period, hits)
-
-
-def _decide(limits: Sequence[Limit], at: float, number: int, cost: int) -> Hit:
-    # No limit holds as many units as a call can take.
-    units = min(number * cost, MAX_COST)
-    charges = [Charge(limit, digest("preview"), units) for limit in limits]
-    now = START_US + round(at * SECOND)
-    decision = get_store().decide(build_call(charges, partial=number > 1, now=now))
-    allowed = number * decision.allowed
-    if cost:
-        allowed = decision.granted // cost
-    return Hit(at, number, at + decision.wait, allowed)
-
-
 WIDTH = 540
 HEIGHT = 200
-"""The size of the area of the lines; the labels are around it."""
-
-
-def draw(simulation: Simulation) -> SafeString:
-    """Return the cumulative numbers of requests of a simulation as an SVG."""
-    seconds = simulation.seconds
-    most = sum(hit.sent for hit in simulation.hits) or 1
-    context = {
-        "words": words(simulation.hits),
-        "sent": _steps([(hit.at / seconds, hit.sent / most) for hit in simulation.hits]),
-        "allowed": _steps([(hit.turn / seconds, hit.allowed / most) for hit in simulation.hits]),
-        "most": number_words(most),
-        "half": duration_words(seconds / 2),
-        "end": duration_words(seconds),
-    }
-    return render_to_string("admin/django_ratelimit_lua/plot.html", context)
-
-
-def _steps(points: Iterable[tuple[float, float]]) -> str:
-    """Return a line that rises at each point, from shares of the width and of the height."""
-    line = f"M0 {HEIGHT}"
-    height = 0.0
-    for across, rise in sorted(points):
-        height += rise
-        if rise and across <= 1:
-            line += f"H{across * WIDTH:.1f}V{HEIGHT - height * HEIGHT:.1f}"
-    return f"{line}H{WIDTH}"
-
-
-def words(hits: Sequence[Hit]) -> str:
-    """Return the numbers of a simulation in a sentence.
-
-    >>> words([Hit(0, 10, 0, 5), Hit(60, 5, 60, 5)])
-    'Of 10 requests at once, 5 are allowed. Of the next 5, one by one, 5 are allowed.'
-    """
-    burst = [hit for hit in hits if not hit.at]
-    stream = [hit for hit in hits if hit.at]
-    texts = [
-        _("Of %(sent)s requests at once, %(allowed)s are allowed.") % _totals(burst),
-        _("Of the next %(sent)s, one by one, %(allowed)s are allowed.") % _totals(stream),
-    ]
-    longest = max((hit.turn - hit.at for hit in hits if hit.allowed), default=0)
-    if longest:
-        texts.append(_("The longest wait is %(time)s.") % {"time": duration_words(longest)})
-    return " ".join(texts)
-
-
-def _totals(hits: Sequence[Hit]) -> dict[str, str]:
-    sent = sum(hit.sent for hit in hits)
-    allowed = sum(hit.allowed for hit in hits)
-    return {"sent": number_words(sent), "allowed": number_words(allowed)}
-
-
+"""The size of the area of the lines. The labels are around it."""
 MAX_OVERRIDES = 50
 """Maximum number of overrides to list."""
+
+
+def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
+    """Return the context of `preview.html` for a form that may be incomplete."""
+    if not posted.get("rate") and not posted.get("exempt"):
+        return {"hint": _("Enter a limit to see what it would do.")}
+    values = posted.copy()
+    values["name"] = posted.get("name") or "preview"
+    values.pop("_redraw", None)
+    pk = request.GET.get("rule", "")
+    stored = None
+    if pk.isdecimal() and len(pk) < 19:
+        stored = RateLimitRule.objects.filter(pk=int(pk)).first()
+    form = RuleForm(values, instance=stored)
+    form.is_asking = False
+    if form.is_valid():
+        return preview(request, form.instance)
+    labels = {name: f"{field.label}: " for name, field in form.fields.items()}
+    errors = [f"{labels.get(name, '')}{texts[0]}" for name, texts in form.errors.items()]
+    return {"problems": errors}
+
+
+def preview(request: HttpRequest, row: RateLimitRule) -> Context:
+    """Return the context of `preview.html` for a valid rule, which may be unsaved.
+
+    Raises:
+        RuleError: The rule is invalid.
+    """
+    rule = row.compiled()
+    context: Context = {
+        "problems": place_problems(rule),
+        "replaced": replaced_limits(row),
+        "allowances": allowances(row, lambda override: override_words(request, override)),
+    }
+    if rule.template is None:
+        return {**context, "hint": _("No rule applies to these requests, and none is counted.")}
+    limits = _plotted_template(row).limits("preview")
+    if any(limit.holds for limit in limits):
+        return context
+    try:
+        simulation = simulate(limits, row.options.get("cost", 1))
+    except StoreError:  # The page reports it, see `audited`.
+        return {**context, "hint": _("Redis does not answer.")}
+    return {**context, "plot": draw_plot(simulation), "words": describe_hits(simulation.hits)}
+
+
+def _plotted_template(row: RateLimitRule) -> LimitTemplate:
+    """Return the limits of a rule, without options that a plot ignores.
+
+    If the rule replaces call sites, they have the options that the rule does not set.
+    """
+    plotted = {"rate", *option_table()} - IGNORED
+    spec = {name: value for name, value in row.spec.items() if name in plotted}
+    template = compile({**spec, "name": "preview", "key": "ip"}, plain=True).template
+    assert template is not None
+    sites = known_call_sites.get(row.name)
+    if sites and replaced_limits(row):
+        template = template.in_place_of(sites[0].limits)
+    return template
+
+
+def replaced_limits(row: RateLimitRule) -> list[LimitInCode]:
+    """Return the limits in the code and the settings that a rule replaces.
+
+    A rule with a path, a route or another group is added to limits in the code.
+    """
+    is_bare = not (row.path or row.route or row.group)
+    limits = limits_named(row.name)
+    return [limit for limit in limits if limit.is_rule or is_bare or row.group == row.name]
 
 
 class Allowance(NamedTuple):
@@ -180,16 +140,17 @@ def allowances(
     if not limits:
         return []
     found = [Allowance(name or _("everyone"), limit_words(each)) for name, each in limits.items()]
-    for override in rate_overrides(row):
-        limit = override.override().limit(limits[""][0])
+    first = limits[""][0]
+    for override in _rate_overrides(row):
+        limit = override.override().limit(first)
         words = limit_words([limit])
-        if limit is limits[""][0]:
+        if limit is first:
             words = _("skipped: does not fit this limit")
         found.append(Allowance(client_of(override), words))
     return found
 
 
-def rate_overrides(row: RateLimitRule) -> Iterable[RateLimitOverride]:
+def _rate_overrides(row: RateLimitRule) -> Iterable[RateLimitOverride]:
     """Return the overrides with a rate that name a rule, by its present or its new name."""
     stored = RateLimitRule.objects.filter(pk=row.pk).values_list("name", flat=True)
     names = {row.name, *stored}
@@ -203,10 +164,11 @@ def limit_words(limits: Iterable[Limit]) -> str:
     >>> limit_words([Limit("api", "60/m", algorithm="token_bucket", burst=20), Limit("day", "9/d")])
     '60 per minute, up to 20 at once and 9 per day'
     """
-    return _(" and ").join(dict.fromkeys(map(_one_limit, limits)))
+    return _(" and ").join(dict.fromkeys(map(_describe_limit, limits)))
 
 
-def _one_limit(limit: Limit) -> str:
+def _describe_limit(limit: Limit) -> str:
+    """Return the rate of a limit, with its burst or its queue."""
     rate = rate_words(str(limit.rate))
     if not limit.kind.is_bucket:
         return rate
@@ -218,68 +180,120 @@ def _one_limit(limit: Limit) -> str:
     return words % {"rate": rate, "number": number_words(number)}
 
 
-IGNORED = {"tiers", "on_store_error", "lease", "split"}
-"""Options that a plot ignores."""
+class Hit(NamedTuple):
+    """Requests that are sent at the same moment.
+
+    - `at`: when they are sent, in seconds;
+    - `sent`: their number;
+    - `turn`: when the allowed ones have their turn;
+    - `allowed`: how many are allowed.
+    """
+
+    at: float
+    sent: int
+    turn: float
+    allowed: int
 
 
-def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
-    """Return the context of `preview.html` for a form that may be incomplete."""
-    if not posted.get("rate") and not posted.get("exempt"):
-        return {"hint": _("Enter a limit to see what it would do.")}
-    given = posted.copy()
-    given["name"] = posted.get("name") or "preview"
-    given.pop("_redraw", None)
-    pk = request.GET.get("rule", "")
-    stored = None
-    if pk.isdecimal() and len(pk) < 19:
-        stored = RateLimitRule.objects.filter(pk=int(pk)).first()
-    form = RuleForm(given, instance=stored)
-    form.is_asking = False
-    if form.is_valid():
-        return preview(request, form.instance)
-    labels = {name: f"{field.label}: " for name, field in form.fields.items()}
-    errors = [f"{labels.get(name, '')}{texts[0]}" for name, texts in form.errors.items()]
-    return {"problems": errors}
+class Simulation(NamedTuple):
+    """A burst at 0, and the stream after it; `seconds` is the simulated time."""
+
+    seconds: float
+    hits: list[Hit]
 
 
-def preview(request: HttpRequest, row: RateLimitRule) -> Context:
-    """Return the context of `preview.html` for a valid rule, which may be unsaved.
+def simulate(limits: Sequence[Limit], cost: int = 1) -> Simulation:
+    """Send twice the first limit at once, then twice its rate, for two of its periods.
+
+    The script in Redis decides the limits together, on a simulated clock. Their counts are deleted
+    afterwards.
 
     Raises:
-        RuleError: The rule is invalid.
+        StoreError: Redis is unavailable.
     """
-    rule = row.compiled()
-    context: Context = {
-        "problems": place_problems(rule),
-        "replaced": replaced_limits(row),
-        "allowances": allowances(row, lambda override: override_words(request, override)),
+    name = uuid.uuid4().hex
+    own = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
+    hits = [_send_requests(own, at, number, cost) for at, number in _plan_requests(limits[0])]
+    get_store().reset(build_call([Charge(limit, digest("preview")) for limit in own], "peek"))
+    return Simulation(2 * limits[0].rate.period, hits)
+
+
+def _plan_requests(limit: Limit) -> list[tuple[float, int]]:
+    """Return when to send requests, in seconds, and how many: the burst, then the stream."""
+    burst = min(2 * limit.capacity, MAX_BURST)
+    step = -(-burst // (MAX_CALLS // 2)) or 1
+    planned = [(0.0, min(step, burst - sent)) for sent in range(0, burst, step)]
+    rate = limit.rate
+    stream = 4 * rate.limit
+    step = -(-stream // MAX_CALLS) or 1
+    pause = rate.period / 2 / (rate.limit or 1)
+    return planned + [(sent * pause, step) for sent in range(step, stream + 1, step)]
+
+
+def _send_requests(limits: Sequence[Limit], at: float, number: int, cost: int) -> Hit:
+    """Decide requests of this cost that are sent at one moment, as one hit."""
+    # No limit holds as many units as a call can take.
+    units = min(number * cost, MAX_COST)
+    charges = [Charge(limit, digest("preview"), units) for limit in limits]
+    now = START_US + round(at * SECOND)
+    decision = get_store().decide(build_call(charges, partial=number > 1, now=now))
+    allowed = number * decision.allowed
+    if cost:
+        allowed = decision.granted // cost
+    return Hit(at, number, at + decision.wait, allowed)
+
+
+def draw_plot(simulation: Simulation) -> SafeString:
+    """Return the cumulative numbers of requests of a simulation as an SVG."""
+    seconds = simulation.seconds
+    hits = simulation.hits
+    most = sum(hit.sent for hit in hits) or 1
+    context = {
+        "words": describe_hits(simulation.hits),
+        "sent": _path_of_steps([(hit.at / seconds, hit.sent / most) for hit in simulation.hits]),
+        "allowed": _path_of_steps(
+            [(hit.turn / seconds, hit.allowed / most) for hit in simulation.hits]
+        ),
+        "most": number_words(most),
+        "half": duration_words(seconds / 2),
+        "end": duration_words(seconds),
     }
-    if rule.template is None:
-        return {**context, "hint": _("No rule applies to these requests, and none is counted.")}
-    limits = _template(row).limits("preview")
-    if any(limit.holds for limit in limits):
-        return context
-    try:
-        simulation = simulate(limits, row.options.get("cost", 1))
-    except StoreError:  # The page reports it, see `audited`.
-        return {**context, "hint": _("Redis does not answer.")}
-    return {**context, "plot": draw(simulation), "words": words(simulation.hits)}
+    return render_to_string("admin/django_ratelimit_lua/plot.html", context)
 
 
-def _template(row: RateLimitRule) -> LimitTemplate:
-    """Return the limits of a rule, without options that a plot ignores."""
-    used = {"rate", *option_table()} - IGNORED
-    spec = {name: value for name, value in row.spec.items() if name in used}
-    template = compile({**spec, "name": "preview", "key": "ip"}, plain=True).template
-    assert template is not None
-    sites = known_call_sites.get(row.name)
-    if sites and replaced_limits(row):
-        template = template.in_place_of(sites[0].limits)
-    return template
+def _path_of_steps(points: Iterable[tuple[float, float]]) -> str:
+    """Return the path of a line that rises at each point.
+
+    The points are shares of the width, and by how much of the height it rises there.
+    """
+    line = f"M0 {HEIGHT}"
+    height = 0.0
+    for across, rise in sorted(points):
+        height += rise
+        if rise and across <= 1:
+            line += f"H{across * WIDTH:.1f}V{HEIGHT - height * HEIGHT:.1f}"
+    return f"{line}H{WIDTH}"
 
 
-def replaced_limits(row: RateLimitRule) -> list[LimitInCode]:
-    """Return the limits in the code and the settings that a rule replaces."""
-    is_bare = not (row.path or row.route or row.group)
-    limits = limits_named(row.name)
-    return [limit for limit in limits if limit.is_rule or is_bare or row.group == row.name]
+def describe_hits(hits: Sequence[Hit]) -> str:
+    """Return the numbers of a simulation in a sentence.
+
+    >>> describe_hits([Hit(0, 10, 0, 5), Hit(60, 5, 60, 5)])
+    'Of 10 requests at once, 5 are allowed. Of the next 5, one by one, 5 are allowed.'
+    """
+    burst = [hit for hit in hits if not hit.at]
+    stream = [hit for hit in hits if hit.at]
+    texts = [
+        _("Of %(sent)s requests at once, %(allowed)s are allowed.") % _count_requests(burst),
+        _("Of the next %(sent)s, one by one, %(allowed)s are allowed.") % _count_requests(stream),
+    ]
+    longest = max((hit.turn - hit.at for hit in hits if hit.allowed), default=0)
+    if longest:
+        texts.append(_("The longest wait is %(time)s.") % {"time": duration_words(longest)})
+    return " ".join(texts)
+
+
+def _count_requests(hits: Sequence[Hit]) -> dict[str, str]:
+    sent = sum(hit.sent for hit in hits)
+    allowed = sum(hit.allowed for hit in hits)
+    return {"sent": number_words(sent), "allowed": number_words(allowed)}
