@@ -253,7 +253,7 @@ PRIVATE: tuple[Network, ...] = tuple(
 def check_never_ban(value: object) -> tuple[Network, ...]:
     """Check for the networks that are never banned.
 
-    None stands for the private ones, unless a proxy setting says where addresses come from.
+    None stands for the private ones, unless a setting names the source of addresses.
     """
     if value is not None:
         return _parse_networks(value, "must be a list of networks, such as ['192.0.2.0/24']")

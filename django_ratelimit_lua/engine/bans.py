@@ -164,7 +164,7 @@ def _read_redis_time() -> int:
 def count_active_bans() -> Counter[str]:
     """Return the number of listed bans for each name under which decisions are counted.
 
-    A ban whose description was lost counts under the end of its key. Raises `StoreError`.
+    A ban without a description, which was lost, counts under its key. Raises `StoreError`.
     """
     counts: Counter[str] = Counter()
     keys = ban_list.read().keys()

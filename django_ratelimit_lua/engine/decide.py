@@ -266,10 +266,8 @@ def deciding_call(call: Call, deadline: Deadline | None = None) -> Waiting[Decis
             decision = Decision(True, revision=call.revision_number)
     except StoreError:
         return local_counts.decide(call, in_outage=True)
-    if call.operation == "refund":
-        # Refusals by concurrency limits are not cached, so a released slot ends none.
-        if not call.slot:
-            deny_cache.forget([charge.digest for charge in call.charges])
+    if call.operation == "refund" and not call.slot:  # Refusals for want of a slot are not cached.
+        deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed:
         deny_cache.add(call, decision, asked_at, generation)
     return decision

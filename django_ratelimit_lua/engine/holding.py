@@ -91,9 +91,9 @@ def trying(
 def _seconds_until_next(
     decision: Decision, charges: Sequence[DecidedCharge], pause: float, left: float
 ) -> float | None:
-    """Return the seconds until the next attempt; None if there is none.
+    """Return the seconds until the next attempt.
 
-    There is none if the hit is allowed, or could not be allowed in time.
+    None: the hit is allowed, or could not be allowed in time.
     """
     if decision.allowed or left <= 0:
         return None

@@ -112,7 +112,7 @@ class HeldSlots:
         return sum(units.values())
 
     def _drop_expired(self) -> None:
-        """Drop reserved slots whose lifetime has passed. The caller holds the lock."""
+        """Drop reserved slots that have ended. The caller holds the lock."""
         oldest = Clock.monotonic() - conf.SLOT_SECONDS
         for place, slot in list(self._reserved.items()):
             if slot.held_at < oldest:
@@ -151,7 +151,7 @@ class HeldSlots:
         return dropped
 
     def _step(self) -> float | None:
-        """Renew all slots, and return the seconds until the next time; None if there are none."""
+        """Renew all slots, and return the seconds until the next time, or None without slots."""
         in_redis = [slot for slot in self.all() if not slot.is_local]
         if not in_redis:
             return None

@@ -135,7 +135,7 @@ class Call(NamedTuple):
       take none;
     - `is_repeatable`: whether the deny cache may repeat a refusal;
     - `tries_again`: whether the caller tries again after a refusal, which is then neither counted
-      nor an offence, except by a bucket, whose refusal is final.
+      nor an offence, except by a bucket: its refusals are final.
     """
 
     charges: Sequence[Charge]
@@ -238,7 +238,7 @@ class Call(NamedTuple):
         return [self.operation.encode(), revision, now, self._mode(), *self._records(), token]
 
     def _mode(self) -> bytes:
-        """Return the argument whose meaning depends on the operation."""
+        """Return the argument that means something else for a hit and for a refund."""
         if self.operation == "refund":
             return b"%d" % self.hit_at if self.hit_at else b""
         if self.debt:
@@ -303,17 +303,9 @@ class Call(NamedTuple):
             states += (state,)
         if place != len(numbers):
             raise ValueError(f"unexpected reply to a call: {len(numbers)} numbers, not {place}")
-        if self.operation not in ("hit", "charge"):
-            granted = 0
-        return Decision(
-            allowed == 1,
-            states,
-            int(granted),
-            wait / SECOND,
-            "redis",
-            int(moment),
-            self.revision_number,
-        )
+        units = int(granted) if self.operation in ("hit", "charge") else 0
+        revision = self.revision_number
+        return Decision(allowed == 1, states, units, wait / SECOND, "redis", int(moment), revision)
 
     def _read_numbers(self, reply: object, token: bytes) -> Sequence[float]:
         """Return the numbers of a reply. Raises `StaleRules` and `ValueError`, see `read`."""

@@ -68,8 +68,8 @@ class Option(NamedTuple):
     - `check_rule`: is called with a compiled `Rule` that has a value, and raises `LimitError` for a
       contradiction;
     - `describe`: returns the part about the value in the sentence that describes a rule;
-    - `is_place`: it says where a rule applies. A rule with one of an optional app needs neither a
-      path nor a key.
+    - `is_place`: it restricts where a rule applies. A rule with such an option of an optional app
+      needs neither a path nor a key.
 
     An option that no algorithm names is taken by every algorithm.
     """

@@ -58,7 +58,7 @@ class BoundedMap(Generic[K, V]):
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
-        """Renew the lock, and compute anew what another thread may have been changing."""
+        """Renew the lock, and compute again what another thread may have been changing."""
         self._lock = Lock()
         self._bytes = sum(weight for _, weight in self.entries.values())
         self._labelled: dict[bytes, set[K]] = {}

@@ -176,7 +176,7 @@ class Task:
             raise
 
     def _end_unless_wanted(self, is_over: threading.Event) -> bool:
-        """End the task, unless it was started or stopped meanwhile. Return whether it has ended."""
+        """End the task, unless it was started or stopped again. Return whether it has ended."""
         with self._lock:
             if self._is_wanted or is_over.is_set():
                 return False

@@ -204,7 +204,7 @@ class SharedConnection:
     def _retry(
         self, command: Command[T], future: asyncio.Future[T], deadline: Deadline, began: float
     ) -> None:
-        """Send a command again whose script the server did not have. It was not run."""
+        """Send a command again, because the server did not have its script and did not run it."""
         # If another caller has sent the source since, the server has it now.
         if began >= self._source_sent_at.get(command.program, 0.0):
             self._source_sent_at[command.program] = Clock.monotonic()

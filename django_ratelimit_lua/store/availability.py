@@ -89,7 +89,7 @@ class Failures:
             self._counts[kind] += 1
 
     def take(self) -> Counter[str]:
-        """Return the counts since the last call, and count anew."""
+        """Return the counts since the last call, and begin at zero."""
         with self._lock:
             counts = self._counts
             self._counts = Counter()

@@ -114,8 +114,8 @@ def decision_command(call: Call) -> Command[Decision]:
 def _find_form(call: Call) -> tuple[Form | None, Sequence[bytes]]:
     """Return the form of a call and the digests that complete it; None: it is encoded as a whole.
 
-    That is for calls whose arguments differ each time (by a moment, a slot or the calendar), and
-    for large ones.
+    Large calls have no form, nor those with arguments that are always different: a moment, a slot
+    or numbers of the calendar.
     """
     if call.now is not None or call.hit_at is not None or call.slot:
         return None, ()

@@ -47,7 +47,7 @@ class Flusher(Task):
             self._flushes.append(flush)
 
     def _flush_all(self) -> float | None:
-        """Call all functions. Return the seconds until the next time, or None if there is none.
+        """Call all functions. Return the seconds until the next time, or None.
 
         Raises the last error of a function after all were called.
         """

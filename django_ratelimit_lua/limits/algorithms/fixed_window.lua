@@ -28,7 +28,7 @@ local function pack_window(verdict, now)
 end
 
 local function check(key, record, now, cost)
-  local most = struct.unpack('<d', record, 41)
+  local limit = struct.unpack('<d', record, 41)
   local state, first, last, ends, used = redis.call('GET', key), 0, 0, 0, 0
   if state then first, last, ends, used = struct.unpack('<I7I7I7I7', state) end
   -- Hits that lie ahead of now, because the clock was set back, become hits of now; more than a minute ahead, they are forgotten.
@@ -40,9 +40,9 @@ local function check(key, record, now, cost)
   local counts
   ends, counts = find_window(record, now, used > 0 and first or 0, last, ends)
   if used == 0 or not counts then first, used = now, 0 end
-  local fits = used + cost <= most
+  local fits = used + cost <= limit
   return {
-    accepted_from = fits and now or cost <= most and ends or math.huge, goes_at = not fits and cost <= most and ends or now,
+    accepted_from = fits and now or cost <= limit and ends or math.huge, goes_at = not fits and cost <= limit and ends or now,
     used = used, free_at = used > 0 and ends or now, first = first, last = last, ends = ends,
   }
 end

@@ -23,8 +23,8 @@ class FixedWindow(Algorithm):
     def numbers(self, terms: Terms, now: int) -> Numbers:
         """Return the kind of window and, for a calendar, three of its boundaries.
 
-        Raises `LimitError` for a time zone without a calendar, and for a rate whose period is not
-        that of the calendar.
+        Raises `LimitError` for a time zone without a calendar, and for a rate with another period
+        than the calendar.
         """
         limit = terms.rate.limit
         period_us = terms.rate.period_us

@@ -23,7 +23,7 @@ local function set_back(key, now, state)
 end
 
 local function check(key, record, now, cost)
-  local most, period = struct.unpack('<dd', record, 41)
+  local limit, period = struct.unpack('<dd', record, 41)
   local state, used, last, units, first = redis.call('GET', key) or '', 0, 0, 0, 22
   if state ~= '' then used, last, units = struct.unpack('<I7I7I7', state) end
   if last > now then state, used, last, units = set_back(key, now, state) end
@@ -34,8 +34,8 @@ local function check(key, record, now, cost)
     used, first = used - gone, first + 14
   end
   local older = string.sub(state, first)
-  local accepted_from, excess = now, used + cost - most
-  if cost > most then
+  local accepted_from, excess = now, used + cost - limit
+  if cost > limit then
     accepted_from = math.huge
   elseif excess > 0 then
     accepted_from = last + period
