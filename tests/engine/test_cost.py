@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import redis
@@ -33,21 +34,13 @@ def calls(direct: redis.Redis) -> dict[str, int]:
 def test_any_number_of_limits_costs_one_evalsha(
     algorithm: str, count: int, direct: redis.Redis
 ) -> None:
-    """1, 3 and 8 limits take one EVALSHA and no other command."""
+    """1, 3 and 8 limits take one EVALSHA and no other command, also in a coroutine."""
     limiter = RateLimiter("cost", RATES[:count], algorithm=algorithm)
     limiter.hit("warm")
     direct.config_resetstat()
     for _ in range(10):
         limiter.hit("someone")
     assert calls(direct) == {"evalsha": 10}
-
-
-@pytest.mark.parametrize("count", [1, 3, 8])
-def test_any_number_of_limits_costs_one_evalsha_asynchronously(
-    count: int, direct: redis.Redis
-) -> None:
-    """The same is true for a coroutine."""
-    limiter = RateLimiter("cost", RATES[:count])
 
     async def hits() -> None:
         await limiter.ahit("warm")
@@ -76,23 +69,17 @@ def test_stacked_decorators_cost_one_evalsha(direct: redis.Redis, rf: RequestFac
     assert len(request.ratelimit.limits) == 4
 
 
-def test_a_flushed_script_is_loaded_again_within_the_call(direct: redis.Redis) -> None:
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_flushed_script_is_loaded_again_within_the_call(kind: str, direct: redis.Redis) -> None:
     """NOSCRIPT costs one load of the script, and the hit counts once."""
     limiter = RateLimiter("flushed", "5/h")
-    limiter.hit("someone")
+
+    def hit() -> Any:
+        return limiter.hit("someone") if kind == "sync" else asyncio.run(limiter.ahit("someone"))
+
+    hit()
     direct.script_flush()
     direct.config_resetstat()
-    assert limiter.hit("someone").limits[0].used == 2
-    assert calls(direct) == {"evalsha": 1, "eval": 1}
-
-
-def test_a_flushed_script_is_loaded_again_asynchronously(direct: redis.Redis) -> None:
-    """The same is true for a coroutine."""
-    limiter = RateLimiter("flushed", "5/h")
-
-    async def hits() -> int:
-        await limiter.ahit("someone")
-        direct.script_flush()
-        return (await limiter.ahit("someone")).limits[0].used
-
-    assert asyncio.run(hits()) == 2
+    assert hit().limits[0].used == 2
+    found = calls(direct)
+    assert (found["evalsha"], found["eval"]) == (1, 1)

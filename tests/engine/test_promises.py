@@ -398,38 +398,6 @@ def test_the_longest_period_expires_when_it_should(algorithm: str, direct: redis
     assert reset - 1 < direct.pttl(ask.keys()[0]) / 1000 <= reset + 0.002
 
 
-def test_a_partial_hit_takes_the_available_units() -> None:
-    """If 8 units are requested and the smallest limit has 5 left, every limit grants 5."""
-    ask = Asker(Limit("a", "5/h"), Limit("b", "100/h"))
-    decision = ask(START, 8, partial=True)
-    found = (decision.allowed, decision.granted, [state.used for state in decision.limits])
-    assert found == (True, 5, [5, 5])
-    assert not ask(START, 8, partial=True)
-
-
-def test_a_cost_that_never_fits_is_refused_with_a_reason() -> None:
-    """A cost above the capacity of a limit is refused without a retry time."""
-    for algorithm in BY_RATE:
-        decision = Asker(Limit("never", "5/h", algorithm=algorithm))(START, 6)
-        assert (decision.allowed, decision.retry_after) == (False, None)
-
-
-def test_a_limit_of_zero_always_refuses() -> None:
-    """A rate of 0 refuses every hit, without a retry time."""
-    for algorithm in BY_RATE:
-        decision = Asker(Limit("closed", "0/s", algorithm=algorithm))(None)
-        assert (decision.allowed, decision.retry_after, decision.remaining) == (False, None, 0)
-
-
-def test_a_shadow_limit_counts_and_never_refuses() -> None:
-    """A shadow limit counts by its own verdict, and does not change the decision."""
-    ask = Asker(Limit("shadow", "1/h", mode="shadow"), Limit("real", "3/h"))
-    decisions = [ask(START) for _ in range(4)]
-    assert [decision.allowed for decision in decisions] == [True, True, True, False]
-    assert [decision.limits[0].allowed for decision in decisions] == [True, False, False, False]
-    assert decisions[-1].limits[0].used == 1
-
-
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])
 def test_the_option_count_denied_counts_refused_hits(algorithm: str) -> None:
     """With this option, a client that retries all the time stays refused."""
@@ -552,16 +520,6 @@ def test_a_refund_of_a_hit_returns_exactly_that_hit(algorithm: str) -> None:
         assert not ask(START + 60_000_001, 1), "the later units still count"
 
 
-@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])
-def test_a_refund_after_the_period_returns_nothing(algorithm: str) -> None:
-    """The limit does not count the hit any more, so nothing can be refunded."""
-    ask = Asker(Limit("late", "3/m", algorithm=algorithm))
-    assert ask(START)
-    later = START + 120_000_000
-    assert ask(later, 2)
-    assert ask(later, 1, "refund", hit_at=START).limits[0].used == 2
-
-
 def test_a_debt_is_granted_at_once_and_delays_later_calls() -> None:
     """A token bucket that owes no more than it holds grants any cost."""
     ask = Asker(Limit("debt", "10/s", algorithm="token_bucket"))
@@ -600,25 +558,3 @@ def test_hits_with_debt_exceed_a_token_bucket_only_by_the_last_hit(rate: str) ->
         for moment, cost in granted[first:]:
             assert units <= 3 + (moment - granted[first][0]) * per_us
             units += cost
-
-
-def test_a_refund_forgives_a_debt() -> None:
-    """A refunded part of a debt has no further effect."""
-    ask = Asker(Limit("back", "10/s", algorithm="token_bucket"))
-    taken = ask(START, 50, debt=True).limits[0].counted_at
-    assert ask(START, 50, "refund", hit_at=taken).limits[0].used == 0
-
-
-def test_a_refund_returns_at_most_the_debt_of_a_bucket() -> None:
-    """Units that have drained since are not returned."""
-    ask = Asker(Limit("drained", "10/s", algorithm="token_bucket"))
-    taken = ask(START, 10).limits[0].counted_at
-    later = START + 900_000
-    assert ask(later, 10, "refund", hit_at=taken).remaining == 10
-    assert not ask(later, 11)
-
-
-def test_a_debt_at_a_rate_of_zero_is_refused() -> None:
-    """It is refused without a retry time."""
-    decision = Asker(Limit("closed", "0/s", algorithm="token_bucket"))(START, 5, debt=True)
-    assert (decision.allowed, decision.retry_after) == (False, None)
