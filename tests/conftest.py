@@ -42,8 +42,8 @@ _serial = itertools.count()
 STOP_SECONDS = 20
 """More than any step of a task takes."""
 BY_THEMSELVES = ("listener", "publishing")
-"""The tasks that ask Redis when nobody asks anything of them."""
-# How long an example takes is no promise of ours, and on a busy machine it is long.
+"""The tasks that call Redis on their own."""
+# On a busy machine an example takes long.
 hypothesis_settings.register_profile(
     "busy",
     parent=hypothesis_settings(),
@@ -54,9 +54,10 @@ hypothesis_settings.load_profile("busy")
 
 
 def _keep_forks_apart_from_coverage() -> None:
-    """Coverage has a lock that it does not make anew after a fork: a child of a moment in which
-    another thread holds it would wait for good, and be taken for one of ours. So who forks holds
-    it, and may go on in the child.
+    """Hold the lock of coverage during a fork.
+
+    Coverage does not create a new lock after a fork, so a child would wait forever if another
+    thread held it.
     """
     collector = getattr(Coverage.current(), "_collector", None)
     if getattr(collector, "data_lock", None) is not None:
@@ -76,9 +77,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """Coverage measures the workers of pytest-xdist, which are there by now, and no process that a
-    test starts.
-    """
+    """Let coverage measure the workers of pytest-xdist, but no process that a test starts."""
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 
@@ -87,7 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One session has one Django, with the annexes of its first path."""
+    """Refuse paths that need different annexes, because a session has one Django."""
     if len({annexes_of(path_of(word)) for word in config.args}) > 1:
         raise pytest.UsageError(
             "these tests need different annexes: run them with `python -m tests`"
@@ -104,9 +103,7 @@ def _draws_examples(item: pytest.Item) -> bool:
 
 
 def _select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep every N-th test of each file. A run that draws all examples keeps every test that draws
-    some.
-    """
+    """Keep every N-th test of each file, and each test with examples if all are drawn."""
     offset, count = map(int, config.getoption("part").split("/"))
     numbers: defaultdict[Path, itertools.count[int]] = defaultdict(itertools.count)
     sizes = Counter(item.path for item in items)
@@ -127,8 +124,9 @@ def _select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes minutes comes first, and files with what runs alone come last, so that no worker
-    waits for long; in such a file, that comes last, when what the file starts is running.
+    """Put long tests first, and files with tests that run alone last.
+
+    So no worker waits for long. In such a file, these tests come last.
     """
 
     def is_alone(item: pytest.Item) -> bool:
@@ -149,9 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test marked `alone` runs while no worker of pytest-xdist runs another, here or in another
-    run beside this.
-    """
+    """Run a test marked `alone` while no worker of this or another run executes a test."""
     folder = os.open(Path(__file__).parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
@@ -221,23 +217,21 @@ def _known_kinds() -> Iterator[None]:
 
 @pytest.fixture
 def direct() -> Iterator[redis.Redis]:
-    """A client of the server, past everything of ours."""
+    """Return a client of the server that does not use the package."""
     with redis.Redis.from_url(url()) as connection:
         yield connection
 
 
 @pytest.fixture(autouse=True)
 def prefix(settings: Any) -> Iterator[str]:
-    """Every test counts under keys of its own, and what it has started ends with it: no task, slot
-    or tally, nothing to tell is left for the next.
-    """
+    """Give each test its own keys, and end its tasks, slots and tallies."""
     settings.RATELIMIT_CACHE_PREFIX = f"t{next(_serial)}:"
-    translation.deactivate()  # A request of the test before may have activated another language.
+    translation.deactivate()  # An earlier request may have activated another language.
     reset_rules()
     yield settings.RATELIMIT_CACHE_PREFIX
     stop(STOP_SECONDS)
     left = held_slots.all()
-    if left:  # To drop nothing may read settings that are still those of the test.
+    if left:  # Without slots, `drop` must not read the settings of the test.
         held_slots.drop(left)
     if is_installed("statistics"):
         from django_ratelimit_lua.contrib.statistics.recorder import recorder
@@ -252,18 +246,14 @@ def prefix(settings: Any) -> Iterator[str]:
 
 @pytest.fixture
 def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of what other tests have declared in this process: no call site, no dotted
-    path.
-    """
+    """Forget the call sites and dotted paths of other tests in this process."""
     monkeypatch.setattr(known_call_sites, "_by_name", {})
     monkeypatch.setattr(values, "known_paths", {})
 
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing runs that begins by itself, as in a process that may have no thread for it; for tests
-    that count what Redis is asked, or say themselves what a heartbeat would find.
-    """
+    """Start no background task and no heartbeat, for tests that count calls of Redis."""
     start = Task.start
     monkeypatch.setattr(Task, "start", lambda task: task.name not in BY_THEMSELVES and start(task))
     monkeypatch.setattr(heartbeat, "is_started", False)

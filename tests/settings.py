@@ -30,7 +30,7 @@ DATABASES = {
         "TEST": {"NAME": os.path.join(tempfile.gettempdir(), f"ratelimit-{os.getpid()}.sqlite3")},
     }
 }
-if "RATELIMIT_TEST_POSTGRES" in os.environ:  # host:port, where the user postgres is trusted
+if "RATELIMIT_TEST_POSTGRES" in os.environ:  # host:port of a server that trusts the user postgres
     HOST, _, PORT = os.environ["RATELIMIT_TEST_POSTGRES"].partition(":")
     DATABASES["default"] = {
         "ENGINE": "django.db.backends.postgresql",

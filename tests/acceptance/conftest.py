@@ -1,4 +1,4 @@
-"""The demo and the browser, for those who look at pages; and what several files hear or refuse."""
+"""Fixtures of several files: the demo and its browser, an operator, received signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.users import OPERATOR
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What looks at pages is marked so."""
+    """Mark the tests that use a browser."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
@@ -33,20 +33,20 @@ def operator() -> Client:
 
 @pytest.fixture
 def told() -> Iterator[list[dict[str, Any]]]:
-    """What the receivers of `banned` are told."""
-    heard: list[dict[str, Any]] = []
+    """Return the arguments that receivers of `banned` get."""
+    received: list[dict[str, Any]] = []
 
-    def hear(sender: Any, **arguments: Any) -> None:
-        heard.append(arguments)
+    def receive(sender: Any, **arguments: Any) -> None:
+        received.append(arguments)
 
-    banned.connect(hear)
-    yield heard
-    banned.disconnect(hear)
+    banned.connect(receive)
+    yield received
+    banned.disconnect(receive)
 
 
 @pytest.fixture
 def strict() -> Iterator[None]:
-    """The database refuses the texts that PostgreSQL refuses, whichever it is."""
+    """Let any database refuse the texts that PostgreSQL refuses."""
 
     def refuse(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
         if odd := [text for text in _texts(parameters) if is_unwritable(text)]:
@@ -67,7 +67,7 @@ def _texts(parameters: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[str]:
-    """The address of a demo of this module's own."""
+    """Return the address of a demo for this module."""
     process, address, _ = start()
     yield address
     process.terminate()
@@ -76,7 +76,7 @@ def demo() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One browser for a module: to start it costs more than most of what it does."""
+    """Start one browser for a module, because the start takes longer than most tests."""
     if not CHROMIUM or not DRIVER:
         pytest.skip(
             "NO BROWSER TEST: chromium and chromedriver are not installed (Debian: chromium, "
@@ -89,7 +89,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def browser(chromium: Any) -> Any:
-    """The browser as if it had just been started: it knows no site, and has shown nothing."""
+    """Return the browser without cookies, storage and log entries of earlier tests."""
     chromium.get("about:blank")
     chromium.set_window_size(1280, 900)
     chromium.execute_cdp_cmd("Network.clearBrowserCookies", {})

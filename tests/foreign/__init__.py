@@ -1,6 +1,5 @@
-"""The tests of the two packages whose names we have, run on ours: `python -m tests.foreign`.
+"""The tests of django-ratelimit and DRF, run on this package: `python -m tests.foreign`.
 
-Their source packages are downloaded, never kept here. In each only the import lines are changed, as
-the guides for migrating say; what fails then must be exactly what `differences` names, and the
-guides explain each of these.
+Their source packages are downloaded, and only the import lines are changed, as in the migration
+guides. The tests that fail must be those in `differences`, and the guides explain each of these.
 """

@@ -1,6 +1,4 @@
-"""Download both suites, run them on our names, and say where they and the list of differences
-disagree.
-"""
+"""Download both suites, run them on this package, and compare the failures with the list."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A package's tests: the file in its source package, where it is put, and the modules made for
-    it to import.
-    """
+    """A package's tests: the file in its source, its new place, and the modules it imports."""
 
     requirement: str
     file: str
@@ -62,7 +58,7 @@ SUITES = (
 
 
 def source(requirement: str, folder: Path) -> tarfile.TarFile:
-    """The source package, downloaded."""
+    """Download a source package."""
     pip = [
         sys.executable,
         "-m",
@@ -97,7 +93,7 @@ def prepare(suite: Suite, folder: Path) -> Path:
 
 
 def outcomes(file: Path, folder: Path) -> dict[str, bool]:
-    """Each test as `Class::name`, and whether it passed."""
+    """Run a file, and return each test as `Class::name` and whether it passed."""
     report = folder / "report.xml"
     environment = os.environ | {
         "DJANGO_SETTINGS_MODULE": "tests.foreign.settings",
@@ -134,14 +130,11 @@ def outcomes(file: Path, folder: Path) -> dict[str, bool]:
 
 
 def disagreements(suite: Suite, passed: dict[str, bool]) -> list[str]:
-    """What is not as the list of differences says, a line each."""
+    """Return a line for each test that contradicts the list of differences."""
     failed = {name for name, has_passed in passed.items() if not has_passed}
-    lines = [
-        f"fails, and no guide says so: {name}" for name in sorted(failed - suite.differences.keys())
-    ]
+    lines = [f"fails, in no guide: {name}" for name in sorted(failed - suite.differences.keys())]
     lines += [
-        f"passes, though a guide says that it differs: {name}"
-        for name in sorted(suite.differences.keys() - failed)
+        f"passes, but is in a guide: {name}" for name in sorted(suite.differences.keys() - failed)
     ]
     if len(passed) != suite.tests:
         lines.append(f"{len(passed)} tests ran, not {suite.tests}")
@@ -149,7 +142,7 @@ def disagreements(suite: Suite, passed: dict[str, bool]) -> list[str]:
 
 
 def main() -> None:
-    """Exits with 1 where a suite and the list disagree."""
+    """Exit with 1 if a suite and the list disagree."""
     wrong = False
     for suite in SUITES:
         with tempfile.TemporaryDirectory() as name:
@@ -157,7 +150,7 @@ def main() -> None:
             passed = outcomes(prepare(suite, folder), folder)
         lines = disagreements(suite, passed)
         wrong = wrong or bool(lines)
-        differ = f"{len(suite.differences)} differ as the guide says"
+        differ = f"{len(suite.differences)} differ as documented"
         print(
             f"{suite.requirement}: {sum(passed.values())} of {len(passed)} pass on our names, "
             f"{differ}"

@@ -1,6 +1,4 @@
-"""Where we differ on purpose: the test of theirs that fails, and how the guide's paragraph about it
-begins.
-"""
+"""Intended differences: the test that fails, and the first words of the guide's paragraph."""
 
 from __future__ import annotations
 

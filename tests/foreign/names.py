@@ -1,6 +1,4 @@
-"""What django-ratelimit's tests import from its `core`: our two functions, and stand-ins for two
-private ones.
-"""
+"""The names that django-ratelimit's tests import from its `core`, two of them private."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The settings under which the others' tests run: what the guides for migrating say to set, and
-servers of ours.
-"""
+"""The settings of the migration guides, with the server of this session."""
 
 from tests.support.redis_server import url
 
@@ -29,7 +27,7 @@ CACHES = {
 }
 RATELIMIT_TIMEOUT = 10
 
-# What docs/how-to/from-django-ratelimit.rst says to set for those who want it as it was.
+# The settings in docs/how-to/from-django-ratelimit.rst that keep the old behaviour.
 RATELIMIT_EXCEPTION_CLASS = "django_ratelimit_lua.exceptions.Ratelimited"
 RATELIMIT_FAIL_OPEN = False
 RATELIMIT_ALGORITHM = "fixed_window"

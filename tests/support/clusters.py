@@ -1,4 +1,4 @@
-"""Clusters and sentinels on loopback, out of the same binary."""
+"""Clusters and sentinels on loopback, from the binary of the session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOTS = 16_384
 
 
 def client(port: int) -> redis.Redis:
-    """A client that asks once, and does not wait for what is not there."""
+    """Return a client that does not retry."""
     return redis.Redis(port=port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
 
 
@@ -39,7 +39,7 @@ class Cluster:
     servers: list[Server]
 
     def cache(self, *nodes: Server, user: str = "") -> dict[str, Any]:
-        """What goes into `CACHES`."""
+        """Return the value of `CACHES`."""
         urls = [server.url.replace("//", f"//{user}") for server in nodes or self.servers[:2]]
         options = {"CONNECTION_FACTORY": "django_ratelimit_lua.store.ClusterConnectionFactory"}
         return {
@@ -51,15 +51,15 @@ class Cluster:
         }
 
     def master_of(self, key: bytes) -> Server:
-        """The server that has a key's slot, as most say."""
+        """Return the server with a key's hash slot."""
         return self._at(self._owner(key_slot(key)))
 
     def failed_over(self, key: bytes, old: Server) -> bool:
-        """Whether another server has the key's slot now."""
+        """Return whether another server has the key's hash slot now."""
         return self._owner(key_slot(key), but=old) != old.port
 
     def move(self, key: bytes, to: Server, while_moving: Callable[[], Any] = lambda: None) -> None:
-        """Move a key's slot to another master, key by key, as redis-cli does."""
+        """Move a key's hash slot to another master, key by key, as redis-cli does."""
         slot, source = key_slot(key), self.master_of(key)
         with client(source.port) as giver, client(to.port) as taker:
             giver_id, taker_id = (
@@ -81,7 +81,7 @@ class Cluster:
                     for first, last, master, *_ in direct.execute_command("CLUSTER SLOTS"):
                         if first <= slot <= last:
                             return int(master[1])
-        raise AssertionError(f"nobody has slot {slot}")
+        raise AssertionError(f"no server has slot {slot}")
 
     def _at(self, port: int) -> Server:
         return next(server for server in self.servers if server.port == port)
@@ -91,7 +91,7 @@ class Cluster:
 def cluster(
     binary: str | None = None, replicas: bool = True, masters: int = 3
 ) -> Iterator[Cluster]:
-    """A cluster, ready."""
+    """Run a cluster, and yield it when it is ready."""
     options = (
         "--cluster-enabled",
         "yes",
@@ -141,8 +141,9 @@ def cluster(
 
 
 def _port_of_a_node() -> int:
-    """A free port whose bus, 10000 above it, is free too; both below those that the system gives to
-    connections.
+    """Return a free port, 10,000 below another free port for the cluster bus.
+
+    Both are below the ports that the system uses for connections.
     """
     for port in random.sample(range(20_000, 22_700), 500):
         with suppress(OSError), socket.socket() as one, socket.socket() as other:
@@ -169,7 +170,7 @@ def _replicates(direct: redis.Redis, master_id: str) -> bool:
 
 
 def _replicas(server: Server) -> int:
-    """How many replicas have all that it has."""
+    """Return the number of replicas that are in sync."""
     with client(server.port) as direct:
         state = direct.info("replication")
     return sum(
@@ -186,7 +187,7 @@ class Watched:
     sentinels: list[int]
 
     def cache(self) -> dict[str, Any]:
-        """What goes into `CACHES`; one of the sentinels that it names is not there."""
+        """Return the value of `CACHES`. One of its sentinels does not run."""
         options = {
             "CLIENT_CLASS": "django_redis.client.SentinelClient",
             "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
@@ -198,7 +199,7 @@ class Watched:
         }
 
     def master(self) -> Server:
-        """The server that is the master, as the sentinels say."""
+        """Return the master that a sentinel names."""
         with client(self.sentinels[0]) as sentinel:
             port = int(sentinel.sentinel_get_master_addr_by_name(SERVICE)[1])
         return next(server for server in self.servers if server.port == port)
@@ -206,9 +207,9 @@ class Watched:
 
 @contextmanager
 def watched() -> Iterator[Watched]:
-    """All of them, ready."""
+    """Run these servers, and yield them when they are ready."""
     for url in [url for url in ConnectionFactory._pools if SERVICE in url]:
-        del ConnectionFactory._pools[url]  # What django-redis knows of sentinels that are gone.
+        del ConnectionFactory._pools[url]  # Of sentinels that have ended.
     with ExitStack() as stack:
         servers = [
             stack.enter_context(Server(None, "--repl-diskless-sync-delay", "0")) for _ in range(3)
@@ -241,12 +242,12 @@ def watched() -> Iterator[Watched]:
 
 
 def _agrees(port: int) -> bool:
-    """Whether a sentinel knows both replicas and both other sentinels."""
+    """Return whether a sentinel has found both replicas and both other sentinels."""
     with client(port) as sentinel:
         state = sentinel.sentinel_master(SERVICE)
     return int(state["num-slaves"]) == 2 and int(state["num-other-sentinels"]) == 2
 
 
 def kill(server: Server) -> None:
-    """End it as the machine's end would."""
+    """Kill a server."""
     os.kill(server.pid, signal.SIGKILL)

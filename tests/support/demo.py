@@ -141,7 +141,7 @@ def fill(browser: Any, **fields: str) -> None:
 
 @lru_cache
 def session_of(demo: str) -> str:
-    """Return the session of the operator, who logs in once."""
+    """Log the operator in, once for each demo, and return the session key."""
     cookies = http.cookiejar.CookieJar()
     client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
     client.open(f"{demo}admin/login/")

@@ -91,7 +91,7 @@ class Search:
         """Return the calls in an order that explains their responses.
 
         Raises:
-            NotLinearizableError: There is none.
+            NotLinearizableError: No order explains them.
             UndecidedError: The search has taken more than these seconds.
         """
         give_up = time.thread_time() + seconds

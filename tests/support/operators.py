@@ -1,6 +1,6 @@
-"""An operator at the demo, in a real browser, and the visitors whose requests verify the effects.
+"""An operator of the demo in a real browser, and requests of visitors that verify the effects.
 
-Pressing a link or a button is a click, and so is a choice in a list; typing is none. Each task
+A press of a link or button is a click, and so is a choice in a list; typing is not. Each task
 begins at the admin's index, logged in, and takes the number of clicks in `CLICKS`.
 """
 
@@ -92,7 +92,7 @@ class Site(NamedTuple):
 
 
 class Operator:
-    """A logged-in operator, whose clicks are counted. Axe checks every dark page after a click."""
+    """A logged-in operator. Clicks are counted, and axe checks each dark page after a click."""
 
     def __init__(self, browser: Any, site: Site, task: str) -> None:
         self.browser, self.site, self.task, self.clicks = browser, site, task, 0
@@ -145,7 +145,7 @@ def demo_site(
     factory: pytest.TempPathFactory,
     before: str = "",
 ) -> Iterator[Site]:
-    """Run a demo for a module, whose database runs the code `before` before it starts.
+    """Run a demo for a module. The code `before` runs in its database before the start.
 
     The module names one of the `SCREENS` in `SCREEN`. It may have `PREPARED`, code that the started
     demo runs, and `ENVIRONMENT`, variables of its process.

@@ -1,6 +1,4 @@
-"""Whatever the package keeps in this process: all objects that its modules lead to, found by
-walking there.
-"""
+"""The modules of the package, and all objects that are reachable from them in this process."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def _is_ours(module: object) -> bool:
 
 
 def _is_entered(found: Any) -> bool:
-    """Whether what an object leads to may be ours: it is a container, or is made of our code."""
+    """Return whether the references of an object are followed: it is a container or of our code."""
     kind = type(found)
     if isinstance(found, _CONTAINERS):
         return True
@@ -55,9 +53,7 @@ def _is_entered(found: Any) -> bool:
 def _next(found: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(found, (ref, WeakMethod)):
         yield "()", found()
-    elif isinstance(
-        found, types.FunctionType
-    ):  # Not its globals, which are walked as a module if they are ours.
+    elif isinstance(found, types.FunctionType):  # Its globals are those of a module.
         yield ".__closure__", found.__closure__
         yield ".__defaults__", found.__defaults__
         yield ".__dict__", vars(found)
@@ -78,7 +74,7 @@ def _next(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_available(module: str) -> bool:
-    """Whether a module is of the core, or of an annex that is installed."""
+    """Return whether a module belongs to the core or to an installed annex."""
     return not module.startswith(
         tuple(f"{NAME}.contrib.{name}" for name in ANNEXES if not is_installed(name))
     )
@@ -99,18 +95,16 @@ def import_all() -> None:
 
 
 def modules() -> list[tuple[str, types.ModuleType]]:
-    """The modules of the package, as far as they are imported."""
+    """Return the imported modules of the package, with their names."""
     return [(name, module) for name, module in sorted(sys.modules.items()) if _is_ours(name)]
 
 
-def kept(*more: object) -> Iterable[tuple[str, Any]]:
-    """Every object that is reached from the package, and from `more`, with the way to it."""
+def reachable_objects(*more: object) -> Iterable[tuple[str, Any]]:
+    """Yield every object that is reachable from the package or from `more`, with its path."""
     seen: dict[int, Any] = {}
     ways: list[tuple[str, Any]] = [(f"more[{place}]", one) for place, one in enumerate(more)]
     for name, module in modules():
-        if (
-            name == f"{NAME}.process"
-        ):  # What is renewed is kept elsewhere; what is left to the parent is not used.
+        if name == f"{NAME}.process":  # A child does not use the objects of its parent.
             continue
         ways += [(f"{name}.{attribute}", value) for attribute, value in list(vars(module).items())]
     while ways:

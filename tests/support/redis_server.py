@@ -1,5 +1,6 @@
-"""The server of the test session: Valkey, unless `RATELIMIT_TEST_BINARY` names another. Child
-processes share it; each worker of pytest-xdist has one of its own.
+"""The server of the test session: Valkey, unless `RATELIMIT_TEST_BINARY` names another.
+
+Child processes share it. Each worker of pytest-xdist has its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ server = Server(os.environ.get("RATELIMIT_TEST_BINARY"))
 
 
 def url() -> str:
-    """Where it is, started if nobody has yet."""
+    """Return the URL of the server, and start it with the first call."""
     name = "RATELIMIT_TEST_URL" + os.environ.get("PYTEST_XDIST_WORKER", "")
     if name not in os.environ:
         os.environ[name] = server.start().url

@@ -1,4 +1,4 @@
-"""What each algorithm promises, as plain and exact Python, to compare the Lua program with.
+"""The exact promise of each algorithm in plain Python, to compare the Lua program with.
 
 Times are integer microseconds. A model knows one limit of one client.
 """
@@ -69,7 +69,7 @@ class Model:
         raise NotImplementedError
 
     def refund(self, now: int, cost: int, hit_at: int | None) -> None:
-        """Return units of a hit (None: the latest) where they still count."""
+        """Return the units of a hit (None: the latest) that still count."""
         raise NotImplementedError
 
 
@@ -95,7 +95,7 @@ class TokenBucket(Model):
         return now - now % self.unit(self.limit)
 
     def later(self, now: int, units: Fraction) -> int:
-        """Return the moment at which so many units have been paid."""
+        """Return the moment at which a number of units has been paid."""
         if units <= 0:
             return now
         unit = self.unit(self.limit)
@@ -491,7 +491,7 @@ def decide(
 
 
 def with_ban(answer: Answer, ban: Ban, now: int) -> Answer:
-    """Return the answer of a limit whose client may be banned."""
+    """Return the answer of a limit, changed by the ban of its client."""
     if not ban.until:
         return answer._replace(ban=ban)
     left = ban.until - now

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 Reply = Callable[["Scripted", socket.socket, list[bytes]], None]
-"""What is done about a command; raises `OSError` to hang up."""
+"""Replies to a command; raises `OSError` to close the connection."""
 
 
 def bulk(data: bytes) -> bytes:
@@ -27,7 +27,7 @@ def mark(key: bytes) -> int:
 def decision(
     command: list[bytes], *, numbers: int | None = None, fill: float | None = None
 ) -> bytes:
-    """Return a valid reply to an EVALSHA of the program, whose numbers identify its keys."""
+    """Return a valid reply to an EVALSHA of the program. Its numbers identify the keys."""
     count = int(command[2])
     token = command[-1]
     doubles = [1.0, 1.0, 1.0, 0.0]

@@ -80,7 +80,7 @@ def serve(
         urls: The URLconf.
         options: Options of the server's command.
         application: The application, if it is not Django's own.
-        niceness: What the processes add to their niceness.
+        niceness: The niceness that the processes add.
         settings: Settings of the site.
     """
     port = free_port()

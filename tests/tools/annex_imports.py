@@ -12,9 +12,7 @@ from tests.tools.floors import PACKAGE
 
 
 class Import(NamedTuple):
-    """A name that a file of the package imports from a module of it; both are paths below the
-    package.
-    """
+    """A name that a file of the package imports from a module of it, with relative paths."""
 
     file: Path
     module: str
@@ -22,14 +20,12 @@ class Import(NamedTuple):
 
     @property
     def annex(self) -> str:
-        """The annex whose file imports it; empty: the core."""
+        """Return the importing annex, or an empty text for the core."""
         return annex_of(self.file.parts)
 
     @property
     def is_public(self) -> bool:
-        """Whether a core room makes it public: a room is a folder, whose `__all__` lists names and
-        modules.
-        """
+        """Return whether the `__all__` of a core room lists the name or the module."""
         room, _, inner = self.module.partition(".")
         if self.name.startswith("_") and not self.name.endswith("__"):
             return False
@@ -39,7 +35,7 @@ class Import(NamedTuple):
 
 
 def annex_of(parts: tuple[str, ...]) -> str:
-    """Return the annex in whose folder a path is, or nothing."""
+    """Return the annex of a path, or an empty text."""
     return parts[1] if parts[0] == "contrib" and len(parts) > 2 else ""
 
 
@@ -71,7 +67,7 @@ def imported_annex(found: Import) -> str:
 
 
 def table() -> str:
-    """The modules of the core from which annexes import, the names, and the annexes."""
+    """Return the modules of the core that annexes use, with the names and the annexes."""
     annexes: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for found in imports():
         if found.annex and not imported_annex(found):

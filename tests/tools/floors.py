@@ -28,22 +28,22 @@ FLOORS = [
     ["admin", "management", "checks", "pytest_plugin", "debug_panel"],
     ["contrib", "templatetags", "apps", "__init__"],
 ]
-# The words that everybody uses stand on the ground: each may know those before it.
+# Rooms of the first floor: each may import from those before it.
 GROUND = ["process", "limits", "extension", "exceptions", "signals", "conf"]
 
 
 def room_of(path: Path) -> str:
-    """The room that a file belongs to."""
+    """Return the room of a file."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def floor_of(room: str) -> int:
-    """From 1; 0 for a room that is on none."""
+    """Return the floor of a room from 1, or 0 if it has none."""
     return next((number for number, rooms in enumerate(FLOORS, start=1) if room in rooms), 0)
 
 
 def imports(path: Path) -> list[tuple[str, str]]:
-    """What a file imports: (top-level package, room of ours or empty)."""
+    """Return the imports of a file: the top-level package, and the room of ours or nothing."""
     imported = []
     depth = len(path.relative_to(PACKAGE).parts)
     for node in ast.walk(ast.parse(path.read_text())):
@@ -62,7 +62,7 @@ def imports(path: Path) -> list[tuple[str, str]]:
 
 
 def is_below(room: str, other: str) -> bool:
-    """Whether `room` may import from `other`."""
+    """Return whether `room` may import from `other`."""
     if room in GROUND and other in GROUND:
         return GROUND.index(other) < GROUND.index(room)
     return floor_of(other) < floor_of(room)
@@ -86,7 +86,7 @@ def modules_imported(path: Path) -> set[Path]:
 
 
 def drawing() -> str:
-    """The floors, the highest first: each room, what it is, and the rooms it imports from."""
+    """Return the floors from the highest: each room, its docstring, and the rooms it uses."""
     lines: list[str] = []
     for number, rooms in reversed(list(enumerate(FLOORS, start=1))):
         lines.append(f"─── floor {number} " + "─" * 97)
@@ -96,7 +96,7 @@ def drawing() -> str:
             folder = PACKAGE / room
             files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
             head = folder / "__init__.py" if folder.is_dir() else files[0]
-            says = (
+            text = (
                 (ast.get_docstring(ast.parse(head.read_text())) or "")
                 .split("\n\n")[0]
                 .replace("\n", " ")
@@ -107,7 +107,7 @@ def drawing() -> str:
             below = {other for other in below if floor_of(other) > 1}
             name = room + ("/" if folder.is_dir() else ".py")
             lines += textwrap.wrap(
-                says, 108, initial_indent=f"{name:17}", subsequent_indent=" " * 17
+                text, 108, initial_indent=f"{name:17}", subsequent_indent=" " * 17
             )
             if below:
                 ordered = sorted(below, key=lambda other: (-floor_of(other), other))

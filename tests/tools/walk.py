@@ -31,7 +31,7 @@ class Walk:
     _stack: list[str] = field(default_factory=list)
 
     def of(self, function: Callable[[], Any]) -> Any:
-        """Call a function and note where it goes."""
+        """Call a function, and record the functions that it enters."""
         prefix = f"{PACKAGE}{os.sep}"
 
         def note(frame: FrameType, event: str, argument: Any) -> None:
@@ -113,7 +113,7 @@ def walks() -> tuple[Walk, Walk]:
         assert request.ratelimit.source == "redis"
 
     warm, stale = [Walk() for _ in range(5)], [Walk() for _ in range(5)]
-    # The listener would hear of the change before the hit.
+    # The listener would receive the change before the hit.
     with (
         patch.object(listener, "start", lambda: None),
         patch.object(decide, "decision_hooks", ()),  # The core alone.

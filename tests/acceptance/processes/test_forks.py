@@ -34,7 +34,7 @@ from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.store.cluster import Cluster
 from django_ratelimit_lua.testing.server import Server
 from tests.support.limits import decide
-from tests.support.package_objects import import_all, kept
+from tests.support.package_objects import import_all, reachable_objects
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
 
@@ -61,7 +61,9 @@ BOUND = 20
 
 def of_a_process(*more: object) -> list[tuple[str, Any]]:
     """Return all objects of the package that must not be shared with a child."""
-    return [(way, found) for way, found in kept(*more) if isinstance(found, OF_A_PROCESS)]
+    return [
+        (way, found) for way, found in reachable_objects(*more) if isinstance(found, OF_A_PROCESS)
+    ]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from django_ratelimit_lua.process.bounded_map import BoundedMap
 from django_ratelimit_lua.rules.provider import get_ruleset, reset_rules
 from django_ratelimit_lua.views.call_sites import KnownCallSites, known_call_sites
 from tests.support.limits import WHOLE, set_share
-from tests.support.package_objects import import_all, kept
+from tests.support.package_objects import import_all, reachable_objects
 
 MANY, BOUND, FEW = 1_500, 500, 400
 """So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache`
@@ -79,7 +79,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set small bounds for everything that is bounded."""
-    for _, found in kept():
+    for _, found in reachable_objects():
         if isinstance(found, BoundedMap):
             monkeypatch.setattr(found, "max_entries", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.rules.ruleset._MAX_REMEMBERED", BOUND)
@@ -192,7 +192,7 @@ def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
         settle()
     gc.collect()
     total, large = 0, []
-    for way, found in kept(limiters):
+    for way, found in reachable_objects(limiters):
         total += sys.getsizeof(found)
         entries = size_of(found)
         room = next((more_room[words] for words in more_room if words in way), BOUND)
@@ -223,7 +223,9 @@ def test_memory_is_bounded_whatever_clients_send(
         settings.CACHES = away
     reset_rules()
     sizes = {
-        id(found): entries for _, found in kept(limiters) if (entries := size_of(found)) is not None
+        id(found): entries
+        for _, found in reachable_objects(limiters)
+        if (entries := size_of(found)) is not None
     }
     before, _ = weigh(dict(sizes))
     for attack in attacks:

@@ -33,10 +33,10 @@ from django_ratelimit_lua.store import Deadline, flusher
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.processes.test_forks import child_of, ended
 from tests.contrib.statistics.counts import last, series, top, total
+from tests.contrib.statistics.load import NAMES, RULES, noted
 from tests.support import clusters
 from tests.support.processes import Worker, migrated, until
 from tests.support.redis_server import url
-from tests.tools.load import NAMES, RULES, noted
 
 SECONDS = float(os.environ.get("RATELIMIT_TEST_LOAD_SECONDS", "2"))
 PROCESSES = 4
@@ -95,7 +95,7 @@ def loaded(
             for _ in range(processes)
         ]
         for worker in workers:
-            worker("from tests.tools.load import load, load_noting")
+            worker("from tests.contrib.statistics.load import load, load_noting")
         for number, worker in enumerate(workers):
             worker.send(f"load({seconds}, {number})")
         yield workers, answers
@@ -139,7 +139,7 @@ def test_killed_processes_lose_their_last_second(
                 Worker(prefix, {"default": database}, RATELIMIT_RULES=RULES, RATELIMIT_TIMEOUT=5)
             )
             notes.append(tmp_path / str(len(notes)))
-            worker("from tests.tools.load import load_noting")
+            worker("from tests.contrib.statistics.load import load_noting")
             worker.send(f"load_noting({str(notes[-1])!r}, {seconds})")
             return worker, notes[-1]
 

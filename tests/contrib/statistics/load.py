@@ -1,4 +1,4 @@
-"""Load for one process of a site, which keeps a count of its own of every answer that it got."""
+"""Load for one process of a site, with an independent count of the responses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _site = RateLimitMiddleware(lambda request: HttpResponse())
 
 
 def result(decision: Decision, name: str, policy: str) -> str:
-    """How a decision counts for a rule or limiter."""
+    """Return the letter under which the statistics count a decision for a rule or limiter."""
     states = [state for state in decision.limits if state.name.split(":")[0] == name]
     if decision.source == "fallback" and policy in POLICY:
         return "e"
@@ -57,8 +57,9 @@ def _request(path: str, address: str) -> tuple[HttpRequest, Decision]:
 def load(
     seconds: float, seed: int, policy: str = "local", note: Any = None, threads: int = 2
 ) -> dict[str, int]:
-    """Ask in every way for so many seconds, as a few busy clients and many others; returns the
-    counts of the answers. `note`: called before each with the name that it will count under.
+    """Make calls of every kind as a few busy and many other clients, and return their counts.
+
+    `note` is called before each with the name that it will count under.
     """
     together: Counts = Counter()
     lock = threading.Lock()
@@ -95,14 +96,12 @@ def load(
 
 
 def load_noting(path: str, seconds: float) -> None:
-    """Load, with the moment of each request written down before it is made: it outlives the
-    process.
-    """
+    """Make calls, and write the time of each to a file before, which outlives the process."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     load(seconds, 7, note=lambda name: os.write(file, struct.pack("d", time.time())), threads=1)
 
 
 def noted(path: str) -> list[float]:
-    """The moments that `load_noting` has written."""
+    """Return the times that `load_noting` has written."""
     with open(path, "rb") as file:
         return [moment for (moment,) in struct.iter_unpack("d", file.read())]
