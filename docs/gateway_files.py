@@ -42,7 +42,7 @@ if __name__ == "__main__":
     import django
 
     django.setup()
-    from django_ratelimit_lua.contrib.gateway.proxies import FILES
+    from django_ratelimit_lua.contrib.gateway.verbs import FILES
 
     FOLDER.mkdir(exist_ok=True)
     for proxy, name in FILES.items():

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from django_ratelimit_lua.contrib.statistics.clients import Person
 from django_ratelimit_lua.contrib.statistics.recorder import NEAR
-from django_ratelimit_lua.contrib.statistics.tables import Hits, Person, Tables
-from django_ratelimit_lua.contrib.statistics.writing import Writer
+from django_ratelimit_lua.contrib.statistics.writing import Hits, Tables, Writer
 from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.identity import Identity, digest
 from django_ratelimit_lua.limits.call import Charge

@@ -17,8 +17,8 @@ if __name__ == "__main__":
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics.conf import settings
+from django_ratelimit_lua.contrib.statistics.metrics import telemetry
 from django_ratelimit_lua.contrib.statistics.recorder import MAX_QUEUED, recorder
-from django_ratelimit_lua.contrib.statistics.telemetry import telemetry
 from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.extension import decision_hooks
 from django_ratelimit_lua.identity import digest

@@ -13,8 +13,7 @@ from django.utils.translation import gettext as _
 from ...admin.pages import ActingAdmin, page_response
 from ...exceptions import StoreError
 from .models import RateLimitBreaker
-from .registry import NAME, read_states
-from .shared_state import shared_states
+from .shared_state import NAME, read_states, shared_states
 
 
 @admin.register(RateLimitBreaker)

@@ -18,8 +18,7 @@ from ...limits.rate import SECOND, LimitError, time_us
 from ...process import Clock
 from ...views.fallback import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .exceptions import CircuitOpen
-from .registry import NAME
-from .shared_state import SharedState, Thresholds, Ticket
+from .shared_state import NAME, SharedState, Thresholds, Ticket
 
 F = TypeVar("F", bound=Callable[..., Any])
 Time = str | float | timedelta

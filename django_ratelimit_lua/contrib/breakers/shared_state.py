@@ -1,15 +1,17 @@
-"""The state of a breaker, as this process has received it last.
+"""The state of a breaker: in Redis, and as this process has received it last.
 
-Calls of a closed or an open breaker are decided by that state. The numbers of calls and failures
-are reported once a second, with the flusher, and `breaker.lua` decides the state for all processes.
-It is requested for each call of a half-open breaker.
+Calls of a closed or an open breaker are decided by the received state. The numbers of calls and
+failures are reported once a second, with the flusher, and `breaker.lua` decides the state for all
+processes. It is requested for each call of a half-open breaker.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -29,10 +31,17 @@ from ...process.forks import renew_after_fork
 from ...rules import provider
 from ...store import ANNEX, Deadline, flusher, get_store
 from .exceptions import CircuitOpen
-from .registry import register_name, state_key, tag_of
 
 logger = logging.getLogger("django_ratelimit_lua")
 PROGRAM = Program.of(program.source("contrib/breakers/breaker"))
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}")
+"""A name has no control characters and no lone surrogates."""
+MAX_NAMES = 1000
+"""Maximum number of registered names: those that were used last."""
+NAME_SECONDS = 7 * 86_400
+"""How long a name stays registered after its last use."""
+READ_SECONDS = 5.0
+"""Timeout of reading the states of all breakers."""
 TRUST_SECONDS = 3.0
 """How long a closed or forced state is used after it was received. That a breaker is closed is
 trusted for at most `open_for`, so no process uses that state when the breaker is half-open, even if
@@ -47,6 +56,20 @@ REPORT_SECONDS = 1.0
 REGISTER_SECONDS = 60.0
 """How often a process registers the name of a breaker that it uses. Redis may lose it."""
 NEVER = float("-inf")
+
+
+def tag_of(name: str) -> bytes:
+    """Return the digest of a name, for keys and messages."""
+    return hashlib.blake2b(name.encode(), digest_size=8).hexdigest().encode()
+
+
+def state_key(tag: bytes) -> bytes:
+    """Return the key of the hash that `breaker.lua` writes."""
+    return b"%b{breaker:%b}" % (conf.CACHE_PREFIX, tag)
+
+
+def _names_key() -> bytes:
+    return conf.CACHE_PREFIX + b"{breakers}"
 
 
 class Thresholds(NamedTuple):
@@ -317,6 +340,38 @@ def _obey() -> None:
     forced = forced_states()
     for state in shared_states():
         state.obey(forced.get(state.name, ""))
+
+
+def register_name(name: str, deadline: Deadline) -> bool:
+    """Record that a breaker is in use. Return whether Redis has stored it."""
+    now = int(Clock.time())
+    key = _names_key()
+    with suppress(StoreError):
+        get_store(background=True).execute_all(
+            [
+                (b"ZADD", key, b"%d" % now, name.encode()),
+                (b"ZREMRANGEBYSCORE", key, b"-inf", b"%d" % (now - NAME_SECONDS)),
+                (b"ZREMRANGEBYRANK", key, b"0", b"%d" % -(MAX_NAMES + 1)),
+                (b"EXPIRE", key, b"%d" % NAME_SECONDS),
+            ],
+            deadline,
+        )
+        return True
+    return False
+
+
+def read_states(others: Iterable[str] = ()) -> dict[str, str]:
+    """Return the states of all registered breakers and of others, by name.
+
+    A state is closed, open or half-open. Raises `StoreError`.
+    """
+    store = get_store(background=True)
+    deadline = Deadline(READ_SECONDS)
+    registered = store.execute(b"ZRANGE", _names_key(), b"0", b"-1", deadline=deadline)
+    names = sorted({*(name.decode() for name in registered), *others})
+    commands = [(b"HGET", state_key(tag_of(name)), b"state") for name in names]
+    states = store.execute_all(commands, deadline) if commands else []
+    return {name: (state or b"closed").decode() for name, state in zip(names, states, strict=True)}
 
 
 def receive_changes(tags: Collection[bytes]) -> None:

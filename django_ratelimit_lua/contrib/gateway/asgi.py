@@ -20,25 +20,23 @@ if not apps.ready:
     django.setup()  # Before anything is imported that knows the models.
 
 from ...asgi import Message, Receive, Send, finish_at_shutdown
-from .answer import Answer
-from .check import answer_scope
-from .endpoints import MAX_BODY_BYTES, answer_health, answer_json
-from .meta import TOO_LARGE, is_too_large, meta_of
+from .endpoints import MAX_BODY_BYTES, answer_health, answer_json, answer_scope
+from .http import TOO_LARGE, Answer, is_too_large, meta_of
 
 
 @finish_at_shutdown
 async def application(scope: Message, receive: Receive, send: Send) -> None:
     """Serve the gateway as an ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
     if scope["type"] == "http":
-        await _send(await _answer(scope, receive), send)
+        await _send_answer(await _answer_request(scope, receive), send)
     elif scope["type"] == "websocket":
-        # A proxy has passed on the upgrade of the request it asks about. Left alone, this would be
-        # a 500, by which proxies that fail open let everything past; it is a 403.
+        # A proxy has passed on the upgrade of the client's request. Closing it is a 403. Otherwise
+        # the server would respond with 500, and a proxy that fails open would admit the request.
         await receive()
         await send({"type": "websocket.close"})
 
 
-async def _answer(scope: Message, receive: Receive) -> Answer:
+async def _answer_request(scope: Message, receive: Receive) -> Answer:
     path = str(scope["path"])
     # First, because Envoy appends the path of the client's request.
     if path.endswith(("/check", "/check*")) or "/check/" in path:
@@ -63,7 +61,7 @@ async def _read_body(receive: Receive) -> bytes:
     return body
 
 
-async def _send(answer: Answer, send: Send) -> None:
+async def _send_answer(answer: Answer, send: Send) -> None:
     headers = [
         (name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.items()
     ]

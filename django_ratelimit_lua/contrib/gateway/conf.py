@@ -1,17 +1,52 @@
-"""The settings of this optional app."""
+"""The settings of this optional app, and the types of their values."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...conf import Setting, Table
 from ...conf.values import check_header, check_token, check_tokens
 from ...limits.values import Choice, or_none
-from .dialects import DIALECTS
 
 CHECK = "check"
 PROTOCOL = "protocol"
 """Envoy's rate limit service, over gRPC and as JSON."""
+
+
+class Dialect(NamedTuple):
+    """The headers by which a proxy describes a request.
+
+    - `is_chain`: whether the address is the last of a list to which each proxy adds one, as in
+      `X-Forwarded-For`; otherwise it is a single address;
+    - `file`: the name of its configuration in `proxies/`.
+    """
+
+    file: str
+    method: str = "X-Original-Method"
+    uri: str = "X-Original-URI"
+    host: str = "X-Original-Host"
+    address: str = "X-Original-Address"
+    is_chain: bool = False
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        return (self.method, self.uri, self.host, self.address)
+
+
+_FORWARDED = Dialect(
+    "traefik.yaml",
+    "X-Forwarded-Method",
+    "X-Forwarded-Uri",
+    "X-Forwarded-Host",
+    "X-Forwarded-For",
+    is_chain=True,
+)
+DIALECTS = {
+    "nginx": Dialect("nginx.conf"),
+    "traefik": _FORWARDED,
+    "caddy": _FORWARDED._replace(file="Caddyfile"),
+    "envoy": Dialect("envoy.yaml"),
+}
 
 
 class Secret(NamedTuple):
@@ -26,24 +61,28 @@ class Secret(NamedTuple):
     purpose: str = ""
 
 
-def _secrets(value: object) -> tuple[Secret, ...]:
+def _read_secrets(value: object) -> tuple[Secret, ...]:
+    """Return the secrets of a setting: one text, a list, or a dict by name.
+
+    Raises `ValueError` if a secret is invalid, or occurs twice.
+    """
     if value and isinstance(value, dict):
-        found = [_secret(name, each) for name, each in value.items()]
+        secrets = [_read_named_secret(name, secret) for name, secret in value.items()]
     else:
-        found = [Secret(f"{place}", each) for place, each in enumerate(check_tokens(value), 1)]
-    if len({secret.text for secret in found}) < len(found):
+        secrets = [Secret(f"{number}", text) for number, text in enumerate(check_tokens(value), 1)]
+    if len({secret.text for secret in secrets}) < len(secrets):
         raise ValueError("must not contain a secret twice")
-    return tuple(found)
+    return tuple(secrets)
 
 
-def _secret(name: object, value: Any) -> Secret:
-    purpose = ""
-    if isinstance(value, dict) and value.keys() == {"secret", "for"}:
-        purpose = value["for"]
-        value = value["secret"]
+def _read_named_secret(name: object, value: object) -> Secret:
+    """Return the secret of a name: a text, or a dict with the keys "secret" and "for"."""
+    if not isinstance(value, dict) or value.keys() != {"secret", "for"}:
+        return Secret(f"{name}", check_token(value))
+    purpose = value["for"]
     if purpose not in ("", CHECK, PROTOCOL):
         raise ValueError("'for' must be 'check' or 'protocol'")
-    return Secret(f"{name}", check_token(value), purpose)
+    return Secret(f"{name}", check_token(value["secret"]), purpose)
 
 
 class GatewaySettings(Table):
@@ -57,7 +96,7 @@ class GatewaySettings(Table):
     )
     GATEWAY_SECRET = Setting(
         None,
-        or_none(_secrets),
+        or_none(_read_secrets),
         "the secret that proxies and services send as ``X-RateLimit-Secret``; a list while it is "
         "rotated, or secrets by name, see :doc:`/annexes/gateway`. If it is not set, all are "
         "refused",

@@ -1,8 +1,12 @@
-"""The request that a proxy describes, and the check that the proxy is trusted.
+"""The request that a proxy describes: its paths, its user, and the check that the proxy is trusted.
 
 A client can write any header. So a request is accepted only from a trusted proxy
 (`RATELIMIT_TRUSTED_PROXIES`) with a secret (`RATELIMIT_GATEWAY_SECRET`). Each proxy, configured
 as `manage.py ratelimit proxy` prints it, overwrites the headers of its dialect.
+
+A rule matches a path, and the server behind the proxy decides which path a request has. So every
+path that a common server would read is checked. Otherwise a client could write `/login/` in a way
+that avoids its limit.
 """
 
 from __future__ import annotations
@@ -10,45 +14,68 @@ from __future__ import annotations
 import io
 import logging
 import re
+from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
-from django.core.exceptions import BadRequest
+from django.contrib.auth import get_user_model
+from django.core.exceptions import (
+    BadRequest,
+    ImproperlyConfigured,
+    ObjectDoesNotExist,
+    ValidationError,
+)
 from django.core.handlers.wsgi import WSGIRequest
+from django.db import DatabaseError, close_old_connections
 from django.http import HttpHeaders
 
 from ...conf import conf
 from ...identity.address import find_forwarded_address, is_trusted_peer
 from ...identity.request_state import request_state
-from .conf import CHECK
-from .conf import settings as gateway_settings
-from .dialects import DIALECTS, Dialect
-from .meta import Meta
-from .paths import readings
-from .secrets import SECRET_KEY, find_secret, log_once
-from .users import VouchedUser, log_in
+from .conf import CHECK, DIALECTS, Dialect, settings
+from .http import Meta
+from .secrets import SECRET_KEY, authenticate, log_once
 
 MAX_URI_LENGTH = 16 * 1024
-"""Characters of a URI that are looked at; common servers take 4 to 8 KiB."""
+"""Maximum number of characters of a URI; common servers take 4 to 8 KiB."""
+MAX_USER_LENGTH = 255
 _METHOD = re.compile(r"[!#$%&'*+.^`|~\w-]{1,32}", re.ASCII)
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _AFTER_HOST = re.compile(r"\.?(:[0-9]*)?\Z")
 """The final dot and the port that a client may add to a host: they name the same site."""
 _UNTRUSTED = "The gateway refused a proxy: its address is not in RATELIMIT_TRUSTED_PROXIES: %s."
-_key = HttpHeaders.to_wsgi_name
-_HIDDEN = {SECRET_KEY, _key("Forwarded"), _key("Host"), _key("Content-Length")}
-_HIDDEN.update(_key(name) for dialect in DIALECTS.values() for name in dialect.headers)
+_to_key = HttpHeaders.to_wsgi_name
+_HIDDEN = {SECRET_KEY, _to_key("Forwarded"), _to_key("Host"), _to_key("Content-Length")}
+_HIDDEN.update(_to_key(name) for dialect in DIALECTS.values() for name in dialect.headers)
 """Headers that the described request does not have: those of the proxy, and those of its own
 request.
 """
+
+MAX_SEGMENTS = 100
+"""Maximum number of segments of an ambiguous path."""
+MAX_PATH_LENGTH = 4096
+"""Maximum number of characters of an ambiguous path."""
+_AMBIGUOUS = re.compile(r"[;\\#]|%2f|%5c|//|/\.|/%2e|^[^/]|^$", re.IGNORECASE)
+_PARAMETERS = "(?:;|%3b)[^/]*"
+_REPLACEMENTS = (
+    ("#.*", ""),
+    (_PARAMETERS, ""),
+    ("%2f", "/"),
+    (r"\\", "/"),
+    ("%5c", "/"),
+    (_PARAMETERS, ""),
+)
+"""What some servers replace in an encoded path, in this order, and others do not."""
+_FLAGS = re.IGNORECASE | re.DOTALL
 
 
 class DescribedRequest(WSGIRequest):
     """A request of another server.
 
-    - `readings`: the paths that different servers may read from the request; see `paths`.
+    - `possible_paths`: the paths that different servers may read from the request.
     """
 
-    readings: tuple[str, ...] = ()
+    possible_paths: tuple[str, ...] = ()
     user: Any
 
     def __init__(self, environ: dict[str, object]) -> None:
@@ -57,14 +84,15 @@ class DescribedRequest(WSGIRequest):
 
 
 def is_trusted_proxy(meta: Meta) -> bool:
-    """Return whether a request comes from a trusted proxy with a secret."""
+    """Return whether a request comes from a trusted proxy with a secret. Logs the first refusal."""
     peer = meta.get("REMOTE_ADDR")
     trusted = conf.TRUSTED_PROXIES
     # With a number of proxies, the peer is the nearest of them.
-    if not (isinstance(trusted, int) and trusted) and not is_trusted_peer(peer):
+    trusts_peer = isinstance(trusted, int) and trusted > 0
+    if not trusts_peer and not is_trusted_peer(peer):
         log_once(_UNTRUSTED, logging.WARNING, _UNTRUSTED, peer)
         return False
-    return find_secret(meta.get(SECRET_KEY, ""), CHECK, peer) is not None
+    return authenticate(meta.get(SECRET_KEY, ""), CHECK, peer) is not None
 
 
 def read_described_request(meta: Meta) -> DescribedRequest:
@@ -76,10 +104,9 @@ def read_described_request(meta: Meta) -> DescribedRequest:
     Raises:
         BadRequest: The description is incomplete or invalid.
     """
-    dialect = DIALECTS[gateway_settings.GATEWAY_DIALECT or "nginx"]
+    dialect = DIALECTS[settings.GATEWAY_DIALECT or "nginx"]
     method = _get_required(meta, dialect.method)
     uri = _get_required(meta, dialect.uri)
-    host = meta.get(_key(dialect.host), "")  # HTTP/1.0 knows none.
     absolute = _ABSOLUTE.match(uri)
     if absolute:
         uri = uri[absolute.end() :] or "/"
@@ -88,10 +115,30 @@ def read_described_request(meta: Meta) -> DescribedRequest:
         raise BadRequest(f"{dialect.method} is not a method, or {dialect.uri} is not a URI")
     path, _mark, query = uri.partition("?")
     try:
-        paths = readings(path)
+        paths = find_possible_paths(path)
     except ValueError as error:
         raise BadRequest(f"{dialect.uri} has {error}") from None
-    address = _address(meta, dialect)
+    request = DescribedRequest(_build_environ(meta, dialect, method, paths[0], query))
+    # Only now: Django would read the query by the charset that a client names there, and fail by
+    # some of them.
+    request.META["CONTENT_TYPE"] = meta.get("CONTENT_TYPE", "")
+    others = [other.encode("latin-1").decode(errors="replace") for other in paths[1:]]
+    request.possible_paths = (request.path_info, *others)
+    state = request_state(request)
+    state.is_route_resolved = True  # The URLs of this site are not that server's.
+    state.is_wait_measured = True  # It did not wait for this site.
+    if settings.GATEWAY_USER_HEADER is not None:
+        user = meta.get(_to_key(settings.GATEWAY_USER_HEADER), "").strip()
+        log_in(request, ReportedUser(user))
+    return request
+
+
+def _build_environ(
+    meta: Meta, dialect: Dialect, method: str, path: str, query: str
+) -> dict[str, object]:
+    """Return the WSGI environment of the described request, with the headers of the client."""
+    address = _read_address(meta, dialect)
+    host = meta.get(_to_key(dialect.host), "")  # HTTP/1.0 has none.
     environ: dict[str, object] = {
         name: value
         for name, value in meta.items()
@@ -99,7 +146,7 @@ def read_described_request(meta: Meta) -> DescribedRequest:
     }
     environ |= {
         "REQUEST_METHOD": method,
-        "PATH_INFO": paths[0],
+        "PATH_INFO": path,
         "QUERY_STRING": query,
         "SCRIPT_NAME": "",
         "HTTP_HOST": _AFTER_HOST.sub("", host.lower()),
@@ -109,36 +156,152 @@ def read_described_request(meta: Meta) -> DescribedRequest:
     }
     if isinstance(conf.IP_META_KEY, str):
         environ[conf.IP_META_KEY] = address
-    request = DescribedRequest(environ)
-    # Only now: Django would read the query by the charset that a client names there, and fail by
-    # some of them.
-    environ["CONTENT_TYPE"] = meta.get("CONTENT_TYPE", "")
-    others = [other.encode("latin-1").decode(errors="replace") for other in paths[1:]]
-    request.readings = (request.path_info, *others)
-    state = request_state(request)
-    state.is_route_resolved = True  # The URLs of this site are not that server's.
-    state.is_wait_measured = True  # It did not wait for this site.
-    if gateway_settings.GATEWAY_USER_HEADER is not None:
-        user = meta.get(_key(gateway_settings.GATEWAY_USER_HEADER), "").strip()
-        log_in(request, VouchedUser(user))
-    return request
+    return environ
 
 
 def _get_required(meta: Meta, header: str) -> str:
-    value: str | None = meta.get(_key(header))
+    """Return the value of a header. Raises `BadRequest` if it is missing."""
+    value: str | None = meta.get(_to_key(header))
     if value is None:
         raise BadRequest(
             f"The header {header} is missing: configure the proxy as `manage.py ratelimit "
-            f"proxy {gateway_settings.GATEWAY_DIALECT}` prints"
+            f"proxy {settings.GATEWAY_DIALECT}` prints"
         )
     return value
 
 
-def _address(meta: Meta, dialect: Dialect) -> str:
+def _read_address(meta: Meta, dialect: Dialect) -> str:
     """Return the client's full address. It is masked when it is counted."""
     text = _get_required(meta, dialect.address)
     trusted = conf.TRUSTED_PROXIES
     if not dialect.is_chain or trusted is None:
         return text
-    found = find_forwarded_address(meta.get("REMOTE_ADDR"), text, dialect.address, trusted)
-    return str(found.address or found.network or "")
+    client = find_forwarded_address(meta.get("REMOTE_ADDR"), text, dialect.address, trusted)
+    return str(client.address or client.network or "")
+
+
+class ReportedUser:
+    """The user that a proxy reports, without a session, and perhaps without a user table.
+
+    - `pk`: the primary key in the database's form, so that a user has the same identity as in
+      Django's views; a value that is not a valid primary key stays a string. Without one, no user
+      is signed in.
+    """
+
+    is_staff = False
+
+    def __init__(self, text: str) -> None:
+        self.is_authenticated = self.is_active = bool(text)
+        self.is_anonymous = not text
+        self.pk: Any = None
+        if text:
+            self.pk = text[:MAX_USER_LENGTH]
+            with suppress(ValidationError, ValueError, ImproperlyConfigured):
+                self.pk = get_user_model()._meta.pk.to_python(self.pk)
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+def log_in(request: Any, user: ReportedUser) -> None:
+    """Set the user of a request, as Django's middleware does."""
+
+    async def auser() -> Any:
+        return request.user
+
+    request.user, request.auser = user, auser
+
+
+def load_user(request: Any) -> None:
+    """Load the reported user from the database, because a rule uses the user's groups.
+
+    An unknown user has no groups, and no user is signed in while the database is unavailable. This
+    function blocks.
+    """
+    if not isinstance(request.user, ReportedUser) or request.user.is_anonymous:
+        return
+    # The gateway's own server sends no signal with a request, by which Django does so.
+    close_old_connections()
+    try:
+        request.user = get_user_model()._default_manager.get(pk=request.user.pk)
+    except (ObjectDoesNotExist, ValidationError, ValueError, OverflowError, ImproperlyConfigured):
+        pass
+    except DatabaseError as error:
+        text = "The groups of a user that a proxy reports cannot be read: %s."
+        log_once(text, logging.ERROR, text, error)
+
+
+def find_possible_paths(path: str) -> tuple[str, ...]:
+    r"""Return the paths that servers may read from a path, without duplicates.
+
+    The given path and the results are bytes, written as Latin-1 letters. The first result is the
+    path that most servers read: decoded, and without empty and dot segments. The others are the
+    path as it was sent, and the results of these differences:
+
+    - `%2F` and `%5C` separate segments, or are a part of them (RFC 3986, 2.2; Node's `URL`);
+    - `\` separates segments (the URL Standard of WHATWG, and with it Node; IIS), or does not;
+    - the text after `;` in a segment is its parameters and is removed (servlets: Tomcat, Jetty), or
+      is not;
+    - the text after `#` is removed, or is not;
+    - empty segments are kept (the URL Standard), or are not.
+
+    Raises `ValueError` for an ambiguous path that is longer than `MAX_PATH_LENGTH`, or has more
+    than `MAX_SEGMENTS`.
+
+    >>> find_possible_paths("/api/v1/")
+    ('/api/v1/',)
+    >>> find_possible_paths("/x/..;/api")
+    ('/x/..;/api', '/api')
+    >>> sorted(find_possible_paths(r"/x/..\api"))
+    ['/api', '/x/..\\api']
+    """
+    path = path.encode("latin-1", "replace").decode("latin-1")
+    if not _AMBIGUOUS.search(path):
+        return (_decode(path),)
+    separators = re.findall(r"[/\\]|%2f|%5c", path, _FLAGS)
+    if len(path) > MAX_PATH_LENGTH or len(separators) > MAX_SEGMENTS:
+        raise ValueError(
+            f"an ambiguous path of more than {MAX_SEGMENTS} segments or {MAX_PATH_LENGTH} "
+            "characters"
+        )
+    encoded = {re.sub("%2e", ".", path, flags=_FLAGS)}
+    for pattern, replacement in _REPLACEMENTS:
+        encoded |= {re.sub(pattern, replacement, each, flags=_FLAGS) for each in encoded}
+    sent = _decode(path.partition("#")[0])
+    paths = [remove_dot_segments(sent), sent]
+    for each in sorted(encoded):
+        paths.append(_decode(remove_dot_segments(each)))
+        paths.append(_decode(remove_dot_segments(each, removes_empty=False)))
+    return tuple(dict.fromkeys(paths))
+
+
+def _decode(path: str) -> str:
+    return unquote_to_bytes(path.encode("latin-1")).decode("latin-1")
+
+
+def remove_dot_segments(path: str, *, removes_empty: bool = True) -> str:
+    """Remove the segments `.` and `..` from a path (RFC 3986, 5.2.4).
+
+    With `removes_empty`, empty segments are removed as well, as most servers do.
+
+    >>> remove_dot_segments("/static/../api//./v1/")
+    '/api/v1/'
+    >>> remove_dot_segments("/.."), remove_dot_segments("")
+    ('/', '/')
+    >>> remove_dot_segments("/api//../v1", removes_empty=False), remove_dot_segments("/api//../v1")
+    ('/api/v1', '/v1')
+    """
+    if "//" not in path and "/." not in path and path.startswith("/"):
+        return path
+    segments: list[str] = []
+    parts = path.removeprefix("/").split("/")
+    for part in parts:
+        if part == "..":
+            del segments[-1:]
+        elif part != "." and (part or not removes_empty):
+            segments.append(part)
+    # A path to a folder keeps its final slash; with empty segments, the last one is that slash.
+    ends_with_slash = parts[-1] in (".", "..") or (removes_empty and not parts[-1])
+    if segments and ends_with_slash:
+        segments.append("")
+    return "/" + "/".join(segments)

@@ -22,6 +22,7 @@ from ...limits.rate import LimitError, Rate
 from ...limits.values import Lines
 from ...rules.rule import EVERYONE, Rule
 from ...rules.ruleset import Ruleset
+from ...rules.template import LimitTemplate
 
 Entry = tuple[str, str]
 """A key and its value."""
@@ -45,11 +46,11 @@ def _matches(pattern: str, value: str) -> bool:
     >>> _matches("/api/*.json", "/api/v1/x.json"), _matches("a", "ab")
     (True, False)
     """
-    return pattern == value or (ANY in pattern and _glob(pattern).match(value) is not None)
+    return pattern == value or (ANY in pattern and _compile_glob(pattern).match(value) is not None)
 
 
 @lru_cache(maxsize=4096)
-def _glob(text: str) -> re.Pattern[str]:
+def _compile_glob(text: str) -> re.Pattern[str]:
     """Compile a glob in which only stars are special. `fnmatch` avoids backtracking."""
     return re.compile(fnmatch.translate(re.sub(r"[?\[]", r"[\g<0>]", text)))
 
@@ -74,28 +75,16 @@ class DescriptorPattern(NamedTuple):
 
         A domain may precede them. Raises `LimitError`.
         """
-        pairs = []
-        for text in texts:
-            key, separator, value = text.partition("=")
-            if not key or key != key.strip() or text != text.strip() or (separator and not value):
-                raise LimitError(
-                    _("%(entry)r: write key=value, key=text* or, for any value, key"), entry=text
-                )
-            if (key, value) == CHARGE:
-                problem = _(
-                    "%(entry)r is reserved: Envoy sends it to charge units that were already used"
-                )
-                raise LimitError(problem, entry=text)
-            pairs.append((key, value or ANY))
+        entries = [_parse_entry(text) for text in texts]
         domain = ANY
-        if pairs and pairs[0][0] == DOMAIN:
-            domain = pairs.pop(0)[1]
-        if not pairs:
+        if entries and entries[0][0] == DOMAIN:
+            domain = entries.pop(0)[1]
+        if not entries:
             raise LimitError(_("A descriptor needs at least one entry, such as generic_key=login"))
-        if len(pairs) > MAX_ENTRIES or len(max(texts, key=len)) > MAX_ENTRY_LENGTH:
+        if len(entries) > MAX_ENTRIES or len(max(texts, key=len)) > MAX_ENTRY_LENGTH:
             problem = _("Write at most %(number)d entries, each of at most %(length)d characters")
             raise LimitError(problem, number=MAX_ENTRIES, length=MAX_ENTRY_LENGTH)
-        keys, values = zip(*pairs, strict=True)
+        keys, values = zip(*entries, strict=True)
         return cls(keys, values, domain)
 
     @property
@@ -112,13 +101,26 @@ class DescriptorPattern(NamedTuple):
         return _matches(self.domain, domain) and all(map(_matches, self.values, values))
 
 
-def _entry_of(part: str) -> str:
+def _parse_entry(text: str) -> Entry:
+    """Return the key of an entry and the pattern of its value. Raises `LimitError`."""
+    key, separator, value = text.partition("=")
+    if not key or key != key.strip() or text != text.strip() or (separator and not value):
+        raise LimitError(
+            _("%(entry)r: write key=value, key=text* or, for any value, key"), entry=text
+        )
+    if (key, value) == CHARGE:
+        problem = _("%(entry)r is reserved: Envoy sends it to charge units that were already used")
+        raise LimitError(problem, entry=text)
+    return key, value or ANY
+
+
+def _entry_for(part: str) -> str:
     """Return the key of the entry that a part of a rule's key reads.
 
     It is the entry of the same name, or `remote_address` for addresses. It is empty if no entry can
     contain the value, such as a session or a body.
 
-    >>> _entry_of("ip"), _entry_of("header:X_Tenant"), _entry_of("user"), _entry_of("session")
+    >>> _entry_for("ip"), _entry_for("header:X_Tenant"), _entry_for("user"), _entry_for("session")
     ('remote_address', 'header:x-tenant', 'user', '')
     """
     if part in ("ip", "user_or_ip"):  # A client without a signed-in user has only an address.
@@ -126,11 +128,11 @@ def _entry_of(part: str) -> str:
     _prefix, field = split_prefix(part)
     kind, _, name = field.partition(":")
     if part in ("user", "path", *registered_keys()) or (kind in READ_KINDS and name):
-        return _spelling(field)
+        return _normalise_key(field)
     return ""
 
 
-def _spelling(key: str) -> str:
+def _normalise_key(key: str) -> str:
     """Return the canonical key of an entry. Names of headers ignore case."""
     if key.lower().startswith("header:"):
         return key.lower().replace("_", "-")
@@ -138,7 +140,7 @@ def _spelling(key: str) -> str:
 
 
 @lru_cache(maxsize=2)
-def _index(ruleset: Ruleset) -> Mapping[object, Sequence[tuple[DescriptorPattern, Rule]]]:
+def _index_rules(ruleset: Ruleset) -> Mapping[object, Sequence[tuple[DescriptorPattern, Rule]]]:
     """Return the rules by the keys and first value of their descriptors, most specific first."""
     index: dict[object, list[tuple[DescriptorPattern, Rule]]] = {}
     for rule in ruleset.rules:
@@ -154,46 +156,60 @@ def _index(ruleset: Ruleset) -> Mapping[object, Sequence[tuple[DescriptorPattern
     return index
 
 
-def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
+def find_rule(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
     """Return the rule for a descriptor: the most specific one that matches."""
     keys, values = zip(*entries, strict=True)
     for first in (values[0], ANY):
-        for pattern, rule in _index(ruleset).get((keys, first), ()):
+        for pattern, rule in _index_rules(ruleset).get((keys, first), ()):
             if pattern.matches(domain, values):
                 return rule
     return None
 
 
 def _check_rule(rule: Rule) -> None:
-    """Raise `LimitError` if the descriptors of a rule lack a value that it needs."""
+    """Raise `LimitError` if a rule needs a value that its descriptors do not contain."""
     if rule.is_elsewhere:
-        text = _("A rule with a descriptor only has no method, audience or condition")
-        if rule.methods is not None:
-            raise LimitError(text, "method")
-        if EVERYONE not in rule.audience:
-            raise LimitError(text, "audience")
-        for word in {"user_agent", "waited", "network"} & rule.extra.keys():
-            raise LimitError(text, word)
-    template = rule.template
-    if template is None:
-        return
+        _check_conditions(rule)
+    if rule.template is not None:
+        _check_template(rule.template)
+        _check_key(rule)
+
+
+def _check_conditions(rule: Rule) -> None:
+    """Raise `LimitError` if a rule that is only for descriptors has a condition for requests."""
+    text = _("A rule with a descriptor only has no method, audience or condition")
+    if rule.methods is not None:
+        raise LimitError(text, "method")
+    if EVERYONE not in rule.audience:
+        raise LimitError(text, "audience")
+    for option in ("user_agent", "waited", "network"):
+        if option in rule.extra:
+            raise LimitError(text, option)
+
+
+def _check_template(template: LimitTemplate) -> None:
+    """Raise `LimitError` if limits cannot be applied to a descriptor."""
     if template.tiers:
         text = _("A rule with a descriptor has no tiers: write a rule for each, with its own entry")
         raise LimitError(text, "tiers")
     functions = "a function needs a Django request; for descriptors, use a constant"
     if callable(template.cost):
         raise LimitError(f"cost: {functions}", "cost")
-    if any(map(callable, template.rates)):
+    if any(callable(rate) for rate in template.rates):
         raise LimitError(f"rate: {functions}", "rate")
     if any(isinstance(rate, Rate) and rate.is_slots for rate in template.rates):
         raise LimitError(
             _("Descriptors cannot hold slots: limit a view, or use a RateLimiter"), "rate"
         )
+
+
+def _check_key(rule: Rule) -> None:
+    """Raise `LimitError` if a part of the rule's key has no entry in its descriptors."""
     if rule.key is None:
         return
-    entries = {_spelling(key) for key in rule.extra[WORD].keys}
+    entries = {_normalise_key(key) for key in rule.extra[WORD].keys}
     for part in rule.key.name.split("+"):
-        entry = _entry_of(part)
+        entry = _entry_for(part)
         if part == ALL_CALLERS or entry in entries:
             continue
         text = _("A descriptor cannot be counted by “%(key)s”")

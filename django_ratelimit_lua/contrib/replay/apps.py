@@ -12,7 +12,7 @@ class ReplayExtension(Extension):
     """The hooks of the optional app `replay`."""
 
     name = "replay"
-    verbs = ("django_ratelimit_lua.contrib.replay.verbs.replay",)
+    verbs = ("django_ratelimit_lua.contrib.replay.verbs",)
 
 
 class ReplayConfig(AppConfig):

@@ -23,10 +23,9 @@ from ...rules.rule import is_unwritable
 from ...rules.ruleset import settings_rules
 from ...store import Deadline, acquire_lock, flusher
 from ...views.call_sites import known_call_sites
-from .keys import DAY, HOUR, HOURS_KEPT, MINUTE, key_of
+from .counters import DAY, HOUR, HOURS_KEPT, MINUTE, by_word, key_of
 from .models import RateLimitHour
 from .reading import Counts, Span, series
-from .results import by_word
 
 MAX_NAME_LENGTH = 200
 

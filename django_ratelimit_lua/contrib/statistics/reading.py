@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 
 from ...exceptions import StoreError
 from ...store import Deadline, get_store
-from .keys import (
+from .clients import Estimate
+from .counters import (
     DAY,
     DROPPED,
     HOUR,
     MINUTE,
     SITE,
+    SOURCES,
     TOTALS,
     key_of,
     version_of,
 )
 from .recorder import recorder
-from .results import SOURCES
-from .space_saving import Estimate
 
 Counts = Counter[str]
 """Requests by result, and decisions by source (`S` and its letter, see `results`)."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from threading import Lock, RLock
 
+from ...conf import conf
 from ...engine import DecidedCharge
 from ...exceptions import StoreError
 from ...identity.request_state import RequestState
@@ -21,11 +22,19 @@ from ...limits.decision import Decision
 from ...limits.limit import shortened
 from ...process.forks import renew_after_fork
 from ...rules.status import failed_rules
-from ...store import Deadline, failures, flusher
-from .keys import OTHER
-from .results import FREE, SHADOW, TIME_BOUNDS, WAIT_BOUNDS, result_of, results_of
-from .tables import Hits, Kind, Person, RequestCount, Tables
-from .writing import Writer
+from ...store import ANNEX, Deadline, failures, flusher, get_store
+from .clients import Person
+from .counters import (
+    ALLOWED,
+    FREE,
+    OTHER,
+    SHADOW,
+    TIME_BOUNDS,
+    WAIT_BOUNDS,
+    result_of,
+    results_of,
+)
+from .writing import Hits, Kind, Tables, Writer
 
 NEAR = 0.8
 """From this share of a limit on, an allowed hit is near it."""
@@ -41,6 +50,31 @@ MAX_PEOPLE = 10_000
 """Maximum number of clients between two flushes. Further ones are not listed."""
 MAX_REQUESTS = 10_000
 """Maximum number of requests that have not ended. If there are more, all are counted at once."""
+
+
+class RequestCount:
+    """How the site counts one request, which may have several decisions: once, at its end.
+
+    - `running`: see `RequestState`. The request has ended when it is empty;
+    - `result`: the result that one decision about all its limits would have had (empty: none yet);
+    - `is_refused`: whether one of the decisions refused;
+    - `waited`: see `RequestState`; None as soon as it is counted.
+    """
+
+    __slots__ = ("is_refused", "result", "running", "waited")
+
+    def __init__(self, running: Sequence[object], waited: float | None = None) -> None:
+        self.waited = waited
+        self.running = running
+        self.result = ""
+        self.is_refused = False
+
+    def add(self, result: str, *, is_refused: bool) -> None:
+        """Add the result of one more decision."""
+        if is_refused or not (self.is_refused or self.result == ALLOWED):
+            self.result = result
+            self.is_refused = is_refused
+
 
 Decided = tuple[
     Sequence[DecidedCharge], Decision, float, Sequence[DecidedCharge], RequestCount | None
@@ -250,3 +284,31 @@ def _is_near(counted: DecidedCharge) -> bool:
 
 recorder = Recorder()
 flusher.add(recorder.flush)
+
+
+def forget_clients(digests: Collection[bytes]) -> Mapping[str, int]:
+    """Erase the statistics of one identity: the lists of top clients that contain it.
+
+    All processes drop their unwritten counts of clients. Other clients of such a list are missing
+    from it as well, for 24 hours at most. Requests remain counted. The HyperLogLogs of rules in
+    shadow mode remain as well: no digest can be read from them.
+
+    Args:
+        digests: The digests of the identity under each secret.
+
+    Returns:
+        The number of erased items, by kind.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    recorder.forget()
+    store = get_store(background=True)
+    store.execute(b"PUBLISH", store.channel(conf.CACHE_PREFIX), ANNEX + b" statistics")
+    lists = 0
+    for key in store.find_keys(conf.CACHE_PREFIX + b"{stats:", b"*:top:*"):
+        pairs = iter(store.execute(b"HGETALL", key))
+        for process, written in zip(pairs, pairs, strict=True):
+            if any(digest in written for digest in digests):
+                lists += store.execute(b"HDEL", key, process)
+    return {"lists of clients, with the other clients in them": lists}

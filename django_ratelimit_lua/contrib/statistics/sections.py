@@ -1,8 +1,9 @@
-"""The statistics on the page *Overview*, and on the page of a limit."""
+"""The statistics on pages of the core: *Overview*, a limit, the list of limits, and a client."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,29 +11,33 @@ from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.utils import formats
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...admin.identities import client_links, readable_parts, visible_name
-from ...admin.pages import Context
+from ...admin.limits import limit_url
+from ...admin.pages import Context, may_see_rules
 from ...conf import conf
-from ...extension import Section
+from ...extension import ClientRecord, Section
 from ...models import RateLimitRule
 from ...models.rule import rules_database
 from ...operations.formatting import (
     between_words,
     breakable,
+    clients_words,
     milliseconds_words,
     moment_words,
     number_words,
+    share_words,
 )
+from ...operations.known_limits import place_words
 from ...rules.rule import is_unwritable
 from . import reading
-from .charts import draw
-from .core_pages import limit_link, rehearsal
-from .keys import HOUR, SITE
+from .counters import HOUR, SITE, TOP_HOURS, WAIT_BOUNDS, percentile_95
 from .recorder import recorder
 from .report import (
+    GROUPS,
     PERIOD_NAMES,
     PERIODS,
     RESULT_NAMES,
@@ -42,6 +47,7 @@ from .report import (
     course_with_stored_hours,
     courses,
     described,
+    draw_bars,
     limits,
     moment_of,
     outages,
@@ -49,7 +55,6 @@ from .report import (
     span_of,
     spec_of,
 )
-from .results import WAIT_BOUNDS, percentile_95
 
 # Translators: formats of Django's date filter
 STEP_FORMATS: dict[str, Any] = {
@@ -70,9 +75,12 @@ MAX_ROWS = 10
 MAX_OUTAGES = 5
 ORDINARY = ("requests", "refused", "allowed", "exempt", "policy")
 """Results that the list of limits does not mention separately."""
+NOT_ALLOWED = ("refused", "blocked", "would_be_refused", "failed")
+MAX_NAMES = 500
+"""Maximum number of limits to read lists of clients of: those that counted something last."""
 
 
-def sections(request: HttpRequest, name: str) -> Iterator[Section]:
+def page_sections(request: HttpRequest, name: str) -> Iterator[Section]:
     """Yield the counts of a period, of the whole site or of one limit. See `Extension.sections`."""
     context = _limit_context(request, name) if name else _site_context(request)
     if not context:
@@ -148,7 +156,7 @@ def _course_context(request: HttpRequest, course: Course, periods: Collection[st
             (_("95th percentile decision time"), milliseconds_words(p95) if p95 else "—", ""),
             (_("decided by"), course.source_words or "—", "words"),
         ],
-        "chart": draw(counts, label, hovers),
+        "chart": draw_bars(counts, label, hovers),
         "most": number_words(max(each["requests"] for each in counts)),
         "axis": [names[0], names[len(names) // 2], names[-1]],
     }
@@ -316,3 +324,90 @@ def _client_note(request: HttpRequest, has_errors: bool, what: str) -> str:
             )
         )
     return " ".join(notes)
+
+
+def limit_link(request: HttpRequest, name: str) -> SafeString:
+    """Return a link to the page of a limit, with the name of the limit."""
+    # Blocks without a rule, and names beyond the maximum, are no limits.
+    if name in GROUPS:
+        return format_html("{}", GROUPS[name])
+    return format_html(
+        '<a href="{}">{}</a>', limit_url(request, name), breakable(place_words(name))
+    )
+
+
+def last_day_cells(
+    request: HttpRequest, rules: Mapping[str, RateLimitRule | None]
+) -> dict[str, SafeString]:
+    """Return the cells of the column "last day", for each name that was counted.
+
+    A cell contains a chart that links to the page of the name, and the requests that were not
+    allowed.
+    """
+    return {
+        name: format_html(
+            '<div class="ratelimit-seen"><a href="{}">{}</a> {}</div>',
+            limit_url(request, name),
+            course.spark or _("Statistics"),
+            result_words(course.numbers, NOT_ALLOWED),
+        )
+        for name, course in courses(list(rules), "day").items()
+        if course.numbers
+    }
+
+
+def rehearsal(spec: Mapping[str, object]) -> str:
+    """Return the requests that this version of a rule has seen in shadow mode, in words.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    numbers = reading.shadow_numbers(spec)
+    if not numbers.seen:
+        return _("This version of the rule has seen no request in shadow mode yet.")
+    return _(
+        "This version of the rule has seen %(seen)s requests, from %(clients)s. Would have "
+        "refused: %(refused)s (%(share)s), from %(refused_clients)s."
+    ) % {
+        "seen": number_words(numbers.seen),
+        "clients": clients_words(numbers.people),
+        "refused": number_words(numbers.refused),
+        "share": share_words(numbers.refused / numbers.seen),
+        "refused_clients": clients_words(numbers.refused_people),
+    }
+
+
+def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, ClientRecord]:
+    """Return the limits under which clients were among the top clients of the last 24 hours.
+
+    See `Extension.client`.
+    """
+    now = int(time.time()) // HOUR
+    names = [name]
+    if not name:
+        known = sorted(reading.known_names().items(), key=lambda pair: -pair[1])
+        names = [name for name, at in known if at // HOUR > now - TOP_HOURS][:MAX_NAMES]
+    hours = range(now - TOP_HOURS + 1, now + 1)
+    records: dict[str, ClientRecord] = {}
+    headings = [_("limit"), _("refused"), _("units used")]
+    for each in names:
+        lists = reading.client_lists(each, hours)
+        if not any(f'["{digest}'.encode() in written for written in lists):
+            continue
+        link = str(GROUPS.get(each) or place_words(each))
+        if may_see_rules(request):
+            link = limit_link(request, each)
+        counts = [
+            {client.digest: client for client in reading.merged(lists, what)}
+            for what in ("refused", "used")
+        ]
+        for found in sorted({*counts[0], *counts[1]}):
+            if found.startswith(digest):
+                clients = [clients.get(found) for clients in counts]
+                label = next(client.name for client in clients if client)
+                empty = ClientRecord(label, _("The last 24 hours"), headings, [])
+                cells = [between_words(*client.bounds) if client else "—" for client in clients]
+                if clients[0] and courses([each], "day")[each].refusals == "would_be_refused":
+                    cells[0] = f"{RESULT_NAMES['would_be_refused']}: {cells[0]}"
+                records.setdefault(found, empty).rows.append([link, *cells])
+    return records

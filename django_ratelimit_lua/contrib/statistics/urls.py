@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 
 from ...extension import install, is_installed
 from .conf import settings as statistics_settings
-from .prometheus import Collector
+from .metrics import Collector
 
 PERMISSION = "django_ratelimit_lua.view_ratelimitrule"
 

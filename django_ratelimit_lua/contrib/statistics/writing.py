@@ -6,11 +6,11 @@ a bound.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...exceptions import StoreError
@@ -18,10 +18,13 @@ from ...limits import program
 from ...limits.limit import shortened
 from ...process import Clock
 from ...store import Deadline, Store, get_store
-from .keys import (
+from .clients import CAPACITY, Person, Top
+from .counters import (
     BATCH_KEPT,
     DAY,
     DROPPED,
+    FAILED,
+    FREE,
     HOUR,
     HOURS_KEPT,
     MAX_NAMES,
@@ -29,15 +32,13 @@ from .keys import (
     MINUTES_KEPT,
     OTHER,
     SITE,
+    SOURCES,
     TOP_KEPT,
     TOTALS,
     VERSIONS_KEPT,
     key_of,
     version_of,
 )
-from .results import FAILED, FREE, SOURCES
-from .space_saving import CAPACITY, Summary
-from .tables import Person, Tables
 
 WRITE = program.Program.of(program.source("contrib/statistics/write"))
 NOTE = program.Program.of(program.source("contrib/statistics/note"))
@@ -45,8 +46,6 @@ MAX_PENDING = 100_000
 """Numbers that are kept while nothing can be written, about. Beyond, requests are only counted as
 dropped.
 """
-TOP = 100
-"""Clients that each process writes of those that used most, and of those that were refused most."""
 MAX_SUMMARIES = 50
 """Number of names with a full summary of clients in a process, of up to half a megabyte each.
 """
@@ -58,6 +57,48 @@ ROUND_SECONDS = 5.0
 Bucket = tuple[bytes, int]
 """The end of a key, and for how many seconds it is kept."""
 _TOTALS: Bucket = (TOTALS, HOURS_KEPT)
+
+
+Kind = tuple[str, str, str, int, bool, bool]
+"""What decisions have in common that are counted together: (name, result, source, time, is_near,
+is_first).
+
+- `name`: the rule or call site; `result`: see `results`; `source`: see `Decision`; `time`: the
+  bucket of times that the decision took;
+- `is_near`: it was allowed near the limit;
+- `is_first`: the source and the time are also counted for the site, once for each decision.
+"""
+
+
+@dataclass(slots=True)
+class Hits:
+    """The number of decisions of one kind.
+
+    - `units`: the units that they took, or requested if they were refused;
+    - `seconds`: their total time.
+    """
+
+    number: int = 0
+    units: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Tables:
+    """The counts since one moment.
+
+    - `began`: the moment, in seconds since 1970 (0: no counts);
+    - `people`: the clients, by name and digest;
+    - `requests`: the requests of the whole site, by result;
+    - `waits`: those whose waiting time is known, by the bucket of that; `waited`: its sum.
+    """
+
+    began: float = 0.0
+    kinds: dict[Kind, Hits] = field(default_factory=dict)
+    people: dict[tuple[str, bytes], Person] = field(default_factory=dict)
+    requests: Counter[str] = field(default_factory=Counter)
+    waits: Counter[int] = field(default_factory=Counter)
+    waited: float = 0.0
 
 
 class Pending:
@@ -108,42 +149,6 @@ class Pending:
 
 def _encode(arguments: Iterable[bytes | int]) -> list[bytes]:
     return [part if isinstance(part, bytes) else b"%d" % part for part in arguments]
-
-
-class Top:
-    """The clients with most units, and with most refusals, of one name in one hour.
-
-    - `field`: the field of the hash to which they are written.
-    """
-
-    def __init__(self, field: bytes, capacity: int) -> None:
-        self.field = field
-        self.summaries = {"used": Summary(capacity), "refused": Summary(capacity)}
-
-    def add(self, people: Mapping[bytes, Person], **attributes: str) -> None:
-        """Add the counts of clients since the last flush.
-
-        Args:
-            people: The clients, by digest.
-            attributes: By the name of a summary, the attribute of a client that it counts.
-        """
-        for word, attribute in attributes.items():
-            times = {digest: getattr(person, attribute) for digest, person in people.items()}
-            counted = {digest: number for digest, number in times.items() if number}
-            self.summaries[word].add(counted, lambda digest: people[digest].name)
-
-    def written(self) -> bytes:
-        """Return both lists as JSON, each with the maximum count of a client that is not in it."""
-        lists = {}
-        for word, summary in self.summaries.items():
-            rows: list[list[Any]] = [
-                [one.digest, one.times, one.error, one.name] for one in summary.top(TOP + 1)
-            ]
-            least = summary.least
-            if len(rows) > TOP:
-                least = rows.pop()[1]
-            lists[word] = [least, rows]
-        return json.dumps(lists, separators=(",", ":")).encode()
 
 
 class Writer:

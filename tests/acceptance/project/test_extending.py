@@ -98,7 +98,7 @@ NAMES = ("token_bucket", "leaky_bucket", *WINDOWS, "concurrency")
 DEFAULTS = {
     "conf/__init__.py": {"sliding_window"},
     "contrib/replay/refusals.py": {"fixed_window", "sliding_log", "sliding_window", "token_bucket"},
-    "contrib/replay/verbs/replay.py": {"sliding_log"},
+    "contrib/replay/verbs.py": {"sliding_log"},
     "limits/options.py": {"sliding_window"},
     "store/cluster.py": {"fixed_window"},
     "throttling/classes.py": {"sliding_window", "sliding_log"},

@@ -12,9 +12,9 @@ from django.contrib.admin.models import LogEntry
 from django.urls import path
 
 from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen
-from django_ratelimit_lua.contrib.breakers.extension import BreakersExtension
+from django_ratelimit_lua.contrib.breakers.apps import BreakersExtension
 from django_ratelimit_lua.contrib.breakers.models import RateLimitBreaker
-from django_ratelimit_lua.contrib.breakers.registry import register_name
+from django_ratelimit_lua.contrib.breakers.shared_state import register_name
 from django_ratelimit_lua.models import RateLimitChange
 from django_ratelimit_lua.store import Deadline
 from tests.support.users import ADMIN_MIDDLEWARE, staff

@@ -20,7 +20,7 @@ from django.views import View
 
 from django_ratelimit_lua import LimitError
 from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, shared_state
-from django_ratelimit_lua.contrib.breakers.registry import (
+from django_ratelimit_lua.contrib.breakers.shared_state import (
     read_states,
     register_name,
     state_key,
@@ -428,7 +428,7 @@ def test_a_cluster_keeps_breakers_on_all_nodes(service: Service, settings: Any) 
 
 def test_the_last_thousand_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that are made at run time do not fill Redis."""
-    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.registry.MAX_NAMES", 5)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.shared_state.MAX_NAMES", 5)
     assert all(register_name(f"shop {number}", Deadline(5.0)) for number in range(20))
     assert len(read_states()) == 5
 

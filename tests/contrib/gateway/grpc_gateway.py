@@ -9,11 +9,11 @@ from typing import Any
 
 import grpc
 
-from django_ratelimit_lua.contrib.gateway.envoy import messages
+from django_ratelimit_lua.contrib.gateway import protocol
 from tests.contrib.gateway.proxies import SECRET, Processes
 from tests.support.processes import ROOT
 
-METHOD = f"/{messages.SERVICE}/{messages.METHOD}"
+METHOD = f"/{protocol.SERVICE}/{protocol.METHOD}"
 METADATA = (("x-ratelimit-secret", SECRET),)
 Descriptor = list[tuple[Any, Any]]
 
@@ -25,7 +25,7 @@ def question(
     `entries` and further values: `hits`, `negative`, `limit` (a number, and the number of the
     unit).
     """
-    request = messages.Request(domain=_bytes(domain), hits_addend=hits)
+    request = protocol.Request(domain=_bytes(domain), hits_addend=hits)
     for given in descriptors:
         described = request.descriptors.add()
         more = given if isinstance(given, dict) else {"entries": given}
@@ -62,7 +62,7 @@ class Client:
 
     def ask(self, *descriptors: Descriptor | dict[str, Any], **more: Any) -> Any:
         """Return the response to a request with these descriptors."""
-        return messages.Response.FromString(self.call(question(*descriptors, **more)))
+        return protocol.Response.FromString(self.call(question(*descriptors, **more)))
 
     def code(self, *descriptors: Descriptor | dict[str, Any], **more: Any) -> int:
         """Return the code of that response."""

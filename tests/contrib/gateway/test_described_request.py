@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.contrib.gateway.described_request import read_described_request
-from django_ratelimit_lua.contrib.gateway.meta import meta_of
+from django_ratelimit_lua.contrib.gateway.http import meta_of
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, rule_for
-from django_ratelimit_lua.contrib.gateway.envoy.question import DescriptorCharge, DescriptorRequest
+from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, find_rule
+from django_ratelimit_lua.contrib.gateway.protocol import DescriptorCharge
+from django_ratelimit_lua.contrib.gateway.should_rate_limit import DescriptorRequest
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.rules.describe import describe_spec
@@ -29,7 +30,7 @@ def met(*given: dict[str, Any], domain: str = "edge", entries: str) -> str | Non
     pairs = tuple(
         (key, value) for key, _, value in (entry.partition("=") for entry in entries.split(","))
     )
-    rule = rule_for(Ruleset(rules), domain, pairs)
+    rule = find_rule(Ruleset(rules), domain, pairs)
     return None if rule is None else rule.name
 
 

@@ -12,15 +12,15 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.contrib.gateway.check import answer_check
-from django_ratelimit_lua.contrib.gateway.envoy import messages
-from django_ratelimit_lua.contrib.gateway.envoy.answer import UNLIMITED, answer
-from django_ratelimit_lua.contrib.gateway.envoy.question import (
+from django_ratelimit_lua.contrib.gateway import protocol
+from django_ratelimit_lua.contrib.gateway.endpoints import answer_check
+from django_ratelimit_lua.contrib.gateway.protocol import (
     MAX_DESCRIPTORS,
     MAX_VALUE_LENGTH,
-    QuestionError,
-    read_question,
+    ProtocolError,
+    read_request,
 )
+from django_ratelimit_lua.contrib.gateway.should_rate_limit import UNLIMITED, should_rate_limit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.signals import limit_exceeded
 from tests.acceptance.admin import test_admin
@@ -29,7 +29,7 @@ from tests.contrib.gateway.proxies import SECRET
 from tests.examples import examples
 
 EXAMPLES = examples(200)
-OK, OVER = messages.OK, messages.OVER_LIMIT
+OK, OVER = protocol.OK, protocol.OVER_LIMIT
 SECOND, MINUTE, HOUR, DAY, MONTH, YEAR, WEEK = range(1, 8)
 ADA, GRACE = ("remote_address", "203.0.113.9"), ("remote_address", "198.51.100.7")
 LOGIN = ("generic_key", "login")
@@ -39,7 +39,7 @@ site = test_admin.site
 
 def ask(*descriptors: Any, **more: Any) -> Any:
     """Return the response to a request with these descriptors."""
-    return asyncio.run(answer(question(*descriptors, **more)))
+    return asyncio.run(should_rate_limit(question(*descriptors, **more)))
 
 
 def code(*descriptors: Any, **more: Any) -> int:
@@ -321,7 +321,7 @@ def test_a_request_that_must_wait_is_held(settings: Any) -> None:
     async def all_at_once() -> float:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await asyncio.gather(*(answer(question([LOGIN, ADA])) for _ in range(4)))
+        await asyncio.gather(*(should_rate_limit(question([LOGIN, ADA])) for _ in range(4)))
         return loop.time() - began
 
     assert asyncio.run(all_at_once()) >= 0.3
@@ -350,8 +350,8 @@ def test_a_disabled_site_admits_every_descriptor(settings: Any) -> None:
 )
 def test_invalid_requests_are_errors(data: bytes, problem: str) -> None:
     """The configuration that causes them is wrong."""
-    with pytest.raises(QuestionError, match=problem):
-        read_question(data)
+    with pytest.raises(ProtocolError, match=problem):
+        read_request(data)
 
 
 def test_no_value_from_a_client_evades_a_limit(settings: Any) -> None:
@@ -411,7 +411,7 @@ def _mutated(data: bytes, seed: int) -> bytes:
 
 
 def test_every_message_gets_a_response_or_an_error(settings: Any) -> None:
-    """Arbitrary bytes and messages get a response or a `QuestionError`."""
+    """Arbitrary bytes and messages get a response or a `ProtocolError`."""
     settings.RATELIMIT_RULES = FUZZED
     seen = {"answers": 0, "errors": 0}
 
@@ -423,13 +423,13 @@ def test_every_message_gets_a_response_or_an_error(settings: Any) -> None:
     @example(question([LOGIN, ADA]))  # Of few examples, none may be a question that has an answer.
     def fuzz(data: bytes) -> None:
         try:
-            found = runner.run(answer(data))
-        except QuestionError:
+            found = runner.run(should_rate_limit(data))
+        except ProtocolError:
             seen["errors"] += 1
         else:
             seen["answers"] += 1
             assert found.overall_code in (OK, OVER)
-            assert len(found.statuses) == len(messages.Request.FromString(data).descriptors)
+            assert len(found.statuses) == len(protocol.Request.FromString(data).descriptors)
 
     with asyncio.Runner() as runner:
         fuzz()

@@ -20,12 +20,12 @@ from django.core.management import CommandError, call_command
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from django_ratelimit_lua.contrib.gateway.envoy import messages, server
-from django_ratelimit_lua.contrib.gateway.envoy.question import MAX_BYTES
+from django_ratelimit_lua.contrib.gateway import grpc_server, protocol
+from django_ratelimit_lua.contrib.gateway.protocol import MAX_BYTES
 from tests.contrib.gateway.grpc_gateway import METADATA, METHOD, Gateway, question
 from tests.contrib.gateway.proxies import SECRET
 
-OK, OVER = messages.OK, messages.OVER_LIMIT
+OK, OVER = protocol.OK, protocol.OVER_LIMIT
 LOGIN = [("generic_key", "login"), ("remote_address", "203.0.113.9")]
 RULES = [
     {"name": "login", "descriptor": ["generic_key=login", "remote_address"], "rate": "2/h"},
@@ -76,7 +76,7 @@ def test_processes_share_their_counts(gateway: Gateway) -> None:
         (METHOD, question(LOGIN), f"proxy-{SECRET}", grpc.StatusCode.PERMISSION_DENIED),
         (METHOD, question(LOGIN), "", grpc.StatusCode.PERMISSION_DENIED),
         (METHOD, question(LOGIN), f"{SECRET} {SECRET}", grpc.StatusCode.PERMISSION_DENIED),
-        (f"/{messages.SERVICE}/Other", b"", SECRET, grpc.StatusCode.UNIMPLEMENTED),
+        (f"/{protocol.SERVICE}/Other", b"", SECRET, grpc.StatusCode.UNIMPLEMENTED),
     ],
     ids=[
         "garbage",
@@ -131,7 +131,7 @@ def test_the_policies_decide_while_redis_is_away(gateway: Gateway) -> None:
     with gateway.client() as client:
         gateway.redis.stop()
         until(lambda: client.code([("generic_key", "many")]) == OVER)
-        for name in ("", messages.SERVICE):
+        for name in ("", protocol.SERVICE):
             request = health_pb2.HealthCheckRequest(service=name).SerializeToString()
             found = health_pb2.HealthCheckResponse.FromString(client.call(request, check, ()))
             assert found.status == health_pb2.HealthCheckResponse.SERVING
@@ -159,7 +159,7 @@ def test_calls_beyond_the_maximum_are_refused_with_a_status(
 ) -> None:
     """The status is RESOURCE_EXHAUSTED, also if one connection makes all calls."""
     settings.RATELIMIT_GATEWAY_SECRET, settings.RATELIMIT_RULES = SECRET, RULES
-    monkeypatch.setattr(server, "MAX_CONCURRENT_CALLS", 2)
+    monkeypatch.setattr(grpc_server, "MAX_CONCURRENT_CALLS", 2)
     tasks: list[asyncio.Task[list[Any]]] = []
 
     async def calls(port: int) -> list[Any]:
@@ -176,7 +176,7 @@ def test_calls_beyond_the_maximum_are_refused_with_a_status(
         tasks.append(asyncio.create_task(calls(port)))
 
     async def results() -> list[Any]:
-        await server.serve("127.0.0.1:0", ready)
+        await grpc_server.serve("127.0.0.1:0", ready)
         return await tasks[0]
 
     found = asyncio.run(results())

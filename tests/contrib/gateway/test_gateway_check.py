@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua.contrib.gateway import secrets
 from django_ratelimit_lua.contrib.gateway.asgi import application as alone
-from django_ratelimit_lua.contrib.gateway.dialects import DIALECTS
-from django_ratelimit_lua.contrib.gateway.views import check as check_view
+from django_ratelimit_lua.contrib.gateway.conf import DIALECTS
+from django_ratelimit_lua.contrib.gateway.urls import check as check_view
 from django_ratelimit_lua.identity.keys import Key
 from django_ratelimit_lua.models import RateLimitOverride
 from tests.contrib.gateway.asgi import ask

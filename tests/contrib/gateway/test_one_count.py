@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.contrib.gateway.envoy import messages
+from django_ratelimit_lua.contrib.gateway import protocol
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from tests.contrib.gateway.grpc_gateway import Gateway
 from tests.contrib.gateway.proxies import SECRET, Site, ask, needs
@@ -92,7 +92,7 @@ def test_every_way_of_limiting_uses_the_same_count(
                 ),
                 lambda number: view(request(number)).status_code == 200,
                 lambda number: ask(port, "/shared/").status == 200,
-                lambda number: grpc_client.code([("generic_key", "shared")]) == messages.OK,
+                lambda number: grpc_client.code([("generic_key", "shared")]) == protocol.OK,
                 lambda number: is_admitted(site.port),
             ]
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.contrib.gateway.paths import (
-    MAX_LENGTH,
+from django_ratelimit_lua.contrib.gateway.described_request import (
+    MAX_PATH_LENGTH,
     MAX_SEGMENTS,
-    normalise_path,
-    readings,
+    find_possible_paths,
+    remove_dot_segments,
 )
 
 ODD = "/ // /.. /. .. \\ %2f %5C ; # a b %2e %61 ..; ;a=1"
@@ -32,8 +32,8 @@ for (const sent of JSON.parse(process.argv[1])) console.log(JSON.stringify(new U
 @given(st.text("/.ab%", max_size=30))
 def test_normalising_a_path_twice_changes_nothing(path: str) -> None:
     """The result begins with a slash, and has no empty or dot segments."""
-    normal = normalise_path(path)
-    assert normalise_path(normal) == normal
+    normal = remove_dot_segments(path)
+    assert remove_dot_segments(normal) == normal
     assert normal.startswith("/")
     assert not {"", ".", ".."} & set(normal.strip("/").split("/")) or normal == "/"
 
@@ -57,7 +57,7 @@ def test_the_readings_of_a_path_include_those_of_common_servers(path: str) -> No
     """The servers decode and clean the path with or without the text after `#`, do neither, remove
     parameters as servlets do, or split at backslashes.
     """
-    found = set(readings(path))
+    found = set(find_possible_paths(path))
     ends = found | {each.rstrip("/") or "/" for each in found}
     assert unquote(path.partition("#")[0]) in found
     assert {
@@ -81,14 +81,14 @@ def test_the_readings_of_a_path_include_that_of_the_url_standard(paths: list[str
     run = ["node", "--eval", NODE, json.dumps(paths)]
     told = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
     for path, line in zip(paths, told, strict=True):
-        assert unquote(json.loads(line)) in readings(path), path
+        assert unquote(json.loads(line)) in find_possible_paths(path), path
 
 
 def test_an_ambiguous_path_that_is_too_long_is_refused() -> None:
     """Its readings would take long. A long path of plain segments is accepted."""
-    assert readings("/a" * 2000) == ("/a" * 2000,)
+    assert find_possible_paths("/a" * 2000) == ("/a" * 2000,)
     with pytest.raises(ValueError, match=f"more than {MAX_SEGMENTS} segments"):
-        readings("/a/.." * 2000)
-    with pytest.raises(ValueError, match=f"{MAX_LENGTH} characters"):
-        readings("/;" + "a" * MAX_LENGTH)
-    assert len(readings("/" + "a" * MAX_LENGTH)) == 1
+        find_possible_paths("/a/.." * 2000)
+    with pytest.raises(ValueError, match=f"{MAX_PATH_LENGTH} characters"):
+        find_possible_paths("/;" + "a" * MAX_PATH_LENGTH)
+    assert len(find_possible_paths("/" + "a" * MAX_PATH_LENGTH)) == 1

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from django.core.management import CommandError, call_command
 
-from django_ratelimit_lua.contrib.gateway.dialects import DIALECTS
-from django_ratelimit_lua.contrib.gateway.proxies import FILES, GRPC
+from django_ratelimit_lua.contrib.gateway.conf import DIALECTS
+from django_ratelimit_lua.contrib.gateway.verbs import FILES, GRPC
 from docs.gateway_files import FOLDER, printed
 
 pytestmark = pytest.mark.django_db

@@ -11,8 +11,8 @@ from django.conf import settings
 settings.configure(SECRET_KEY="tests", INSTALLED_APPS=["django_ratelimit_lua", "django_ratelimit_lua.contrib.gateway"])
 django.setup()
 import django_ratelimit_lua.contrib.gateway.urls
-from django_ratelimit_lua.contrib.gateway.users import VouchedUser
-print(VouchedUser("ada"))
+from django_ratelimit_lua.contrib.gateway.described_request import ReportedUser
+print(ReportedUser("ada"))
 """  # noqa: E501
 
 

@@ -7,10 +7,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from django_ratelimit_lua.contrib.statistics import reading
-from django_ratelimit_lua.contrib.statistics.keys import HOUR
+from django_ratelimit_lua.contrib.statistics.clients import Estimate
+from django_ratelimit_lua.contrib.statistics.counters import HOUR, LABELS, SOURCES
 from django_ratelimit_lua.contrib.statistics.reading import Counts, Point, Span
-from django_ratelimit_lua.contrib.statistics.results import LABELS, SOURCES
-from django_ratelimit_lua.contrib.statistics.space_saving import Estimate
 
 
 class Total(NamedTuple):

@@ -16,8 +16,8 @@ from django.views import View
 from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
 from django_ratelimit_lua.contrib.statistics import hours
 from django_ratelimit_lua.contrib.statistics import recorder as recording
+from django_ratelimit_lua.contrib.statistics.counters import DAY, HOUR, key_of
 from django_ratelimit_lua.contrib.statistics.hours import copy_hours
-from django_ratelimit_lua.contrib.statistics.keys import DAY, HOUR, key_of
 from django_ratelimit_lua.contrib.statistics.models import RateLimitHour
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import course_with_stored_hours

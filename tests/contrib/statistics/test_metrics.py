@@ -28,7 +28,7 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.contrib.statistics import writing
-from django_ratelimit_lua.contrib.statistics.keys import SITE, key_of
+from django_ratelimit_lua.contrib.statistics.counters import SITE, key_of
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.extension import Extension, Metric
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
@@ -42,7 +42,7 @@ prometheus_client = pytest.importorskip(
 )
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-from django_ratelimit_lua.contrib.statistics.prometheus import Collector, register  # noqa: E402
+from django_ratelimit_lua.contrib.statistics.metrics import Collector, register  # noqa: E402
 from django_ratelimit_lua.contrib.statistics.urls import metrics  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -75,7 +75,7 @@ class Gauges(Extension):
 
 def test_metrics_include_gauges_of_other_optional_apps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gauges have the labels that the app declares."""
-    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.extensions", [Gauges()])
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.metrics.extensions", [Gauges()])
     assert scraped()["ratelimit_rooms", "1", "free"] == 3.0
 
 
@@ -119,7 +119,7 @@ def test_metrics_include_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> 
     """Bans in force are counted by limit. A lifted ban is not counted, and limits beyond the bound
     are left out.
     """
-    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.MAX_LABELS", 2)
+    monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.metrics.MAX_LABELS", 2)
     for name, people in {"login": 3, "mail": 2, "search": 1}.items():
         limiter = RateLimiter(name, "0/s", ban_after=1, ban_for="10m")
         for number in range(people):

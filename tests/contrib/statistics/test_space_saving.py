@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.contrib.statistics.space_saving import Summary
+from django_ratelimit_lua.contrib.statistics.clients import Summary
 
 DIGESTS = st.integers(0, 30).map(lambda number: b"%d" % number)
 PARTS = st.lists(st.dictionaries(DIGESTS, st.integers(1, 9), max_size=8), max_size=30)

@@ -20,9 +20,10 @@ import pytest
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics import reading, writing
 from django_ratelimit_lua.contrib.statistics import recorder as recording
+from django_ratelimit_lua.contrib.statistics.clients import Person
 from django_ratelimit_lua.contrib.statistics.reading import Span, dropped, known_names
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
-from django_ratelimit_lua.contrib.statistics.tables import Hits, Person, Tables
+from django_ratelimit_lua.contrib.statistics.writing import Hits, Tables
 from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest

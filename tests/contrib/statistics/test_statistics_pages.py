@@ -21,7 +21,7 @@ from django.test.utils import CaptureQueriesContext
 from django_ratelimit_lua import RateLimiter, extension
 from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.contrib.statistics import recorder as recording
-from django_ratelimit_lua.contrib.statistics.keys import key_of
+from django_ratelimit_lua.contrib.statistics.counters import key_of
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import PERIODS, courses, limits, outages
 from django_ratelimit_lua.identity import digest

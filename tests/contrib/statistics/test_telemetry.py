@@ -13,8 +13,8 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.contrib.statistics import telemetry as telling
-from django_ratelimit_lua.contrib.statistics.telemetry import telemetry
+from django_ratelimit_lua.contrib.statistics import metrics as statistics_metrics
+from django_ratelimit_lua.contrib.statistics.metrics import telemetry
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.acceptance.admin import test_admin
@@ -172,7 +172,7 @@ def test_a_decision_is_a_span_of_the_request(kind: str) -> None:
 
 def test_rule_names_beyond_the_bound_are_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is the maximum number of label values in metrics."""
-    monkeypatch.setattr(telling, "MAX_LABELS", 2)
+    monkeypatch.setattr(statistics_metrics, "MAX_LABELS", 2)
     for number in range(5):
         RateLimiter(f"otel.made-{number}", "5/h").hit("ada")
     found = {

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from django_ratelimit_lua.contrib.statistics import reading
-from django_ratelimit_lua.contrib.statistics.keys import SITE
+from django_ratelimit_lua.contrib.statistics.counters import SITE
 from django_ratelimit_lua.contrib.statistics.reading import Span
 from tests.acceptance.admin.test_admin import site  # noqa: F401 - a fixture
 from tests.acceptance.admin.test_admin_overview import shown
@@ -47,7 +47,7 @@ def test_the_overview_shows_how_long_requests_waited(operator: Client, settings:
 def test_prometheus_has_a_histogram(settings: Any) -> None:
     """Its buckets are cumulative, and its sum is in seconds."""
     pytest.importorskip("prometheus_client", reason="NO METRICS TEST: install prometheus-client")
-    from django_ratelimit_lua.contrib.statistics.prometheus import Collector
+    from django_ratelimit_lua.contrib.statistics.metrics import Collector
 
     visit(settings)
     [family] = [each for each in Collector().collect() if each.name == "ratelimit_waiting_seconds"]

@@ -1,13 +1,11 @@
-"""The headers and the peer of a request, in the form of `HttpRequest.META`."""
+"""HTTP requests and responses of the gateway, independent of Django's handlers and of ASGI."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.http import HttpHeaders
-
-from .answer import Answer
+from django.http import HttpHeaders, HttpResponse
 
 Meta = Mapping[str, Any]
 """The headers of a request and its peer, as `HttpRequest.META` has them."""
@@ -15,12 +13,42 @@ MAX_HEADERS = 256
 """Maximum number of header lines of a request; common servers take 100."""
 MAX_HEADER_BYTES = 64 * 1024
 """Maximum size of all of them; common servers take 8 to 64 KiB."""
+_SEPARATORS = {"HTTP_COOKIE": "; "}
+
+
+class Answer(NamedTuple):
+    """A response: status, headers and body.
+
+    Making Django's response and taking it apart again for ASGI would cost half as much as a
+    decision in the process. So the gateway's own server sends this object, and Django's views
+    convert it with `response`.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+    @classmethod
+    def text(cls, status: int, line: str) -> Answer:
+        """Return a response with a line of plain text."""
+        return cls(status, {"Content-Type": "text/plain; charset=utf-8"}, f"{line}\n".encode())
+
+    def response(self) -> HttpResponse:
+        """Return the response as one of Django.
+
+        Django would log every refusal again, under the gateway's path. That is prevented.
+        """
+        response = HttpResponse(self.body, status=self.status, headers=self.headers)
+        response.headers["Content-Length"] = str(len(self.body))
+        response._has_been_logged = True  # type: ignore[attr-defined]
+        return response
+
+
 TOO_LARGE = Answer.text(
     431,
     f"The request has more than {MAX_HEADERS} header lines, or more than "
     f"{MAX_HEADER_BYTES} bytes of headers.",
 )
-_SEPARATORS = {"HTTP_COOKIE": "; "}
 
 
 def is_too_large(scope: Mapping[str, Any]) -> bool:

@@ -11,15 +11,15 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from ....identity.names import name_words
-from ....limits.algorithms import SYNONYMS
-from ....limits.limit import Limit
-from ....limits.rate import SECOND, Rate
-from ....management.verbs import Printer, VerbOptions, argument, verb
-from ....operations.formatting import count_words
-from ....process import Clock
-from ..refusals import ALGORITHMS, count_refusals
-from ..requests import KEYS, STANDARD_INPUT, Requests, UnreadableLogError, read_logs
+from ...identity.names import name_words
+from ...limits.algorithms import SYNONYMS
+from ...limits.limit import Limit
+from ...limits.rate import SECOND, Rate
+from ...management.verbs import Printer, VerbOptions, argument, verb
+from ...operations.formatting import count_words
+from ...process import Clock
+from .refusals import ALGORITHMS, count_refusals
+from .requests import KEYS, STANDARD_INPUT, Requests, UnreadableLogError, read_logs
 
 REFRESH_SECONDS = 0.2
 BAR_WIDTH = 30

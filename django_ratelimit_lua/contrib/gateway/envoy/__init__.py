@@ -1,1 +1,0 @@
-"""Envoy's rate limit service, over gRPC."""

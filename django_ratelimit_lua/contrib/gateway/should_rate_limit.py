@@ -1,0 +1,244 @@
+"""`ShouldRateLimit`: decide all descriptors of a request in one call, all or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from django.http import HttpHeaders, HttpRequest
+from django.utils.functional import cached_property
+
+from ...conf import conf
+from ...engine import DecidedCharge
+from ...engine.decide import adecide
+from ...engine.holding import await_turn
+from ...engine.run import Wait
+from ...identity import Identity, digest
+from ...identity.keys import registered_keys
+from ...identity.request_state import request_state
+from ...limits.call import MAX_COST, MAX_HOLD_US, Charge, Operation
+from ...limits.decision import Decision, LimitState
+from ...limits.limit import Limit
+from ...limits.rate import SECOND, Rate
+from ...rules.overrides import Override
+from ...rules.rule import Rule
+from ...rules.ruleset import Ruleset
+from ...web.headers import limit_headers
+from ...web.overrides import RequestSubjects, find_overrides, override_fields
+from ...web.plan import Party, Planner, is_never_banned
+from ...web.responses import brief_refusal
+from . import protocol
+from .described_request import ReportedUser, log_in
+from .descriptors import ADDRESS, find_rule
+from .protocol import PERIODS, DescriptorCharge
+
+UNLIMITED = 2**32 - 1
+_ACCEPT_HEADERS = ("HTTP_ACCEPT", "HTTP_ACCEPT_LANGUAGE")
+_ADDRESS_HEADERS = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED")
+_UNITS = {period: unit for unit, period in enumerate(PERIODS)}
+
+
+async def should_rate_limit(message: bytes) -> Any:
+    """Return the `RateLimitResponse` to an encoded `RateLimitRequest`.
+
+    Raises `ProtocolError`.
+    """
+    results = [DescriptorResult(requested) for requested in protocol.read_request(message)]
+    # Units that were used already are charged first, and refuse nothing.
+    used = [result for result in results if result.requested.is_used]
+    if used:
+        await adecide(_DescriptorPlanner(used, "charge"))
+    hits = [result for result in results if not result.requested.is_used]
+    decision = Decision(True)
+    if hits:
+        planner = _DescriptorPlanner(hits, "hit")
+        decision = await adecide(planner)
+        if decision and decision.wait > 0:
+            await await_turn(decision.wait, planner.charges)
+    return _compose_response(results, decision)
+
+
+class DescriptorRequest(HttpRequest):
+    """The values of a descriptor as a request, for keys and overrides that read requests."""
+
+    def __init__(self, requested: DescriptorCharge) -> None:
+        super().__init__()
+        values = dict(requested.entries)
+        log_in(self, ReportedUser(values.get("user", "")))
+        self.path = requested.domain
+        self.META["SERVER_NAME"] = requested.domain
+        for key, value in requested.entries:
+            self._set_value(key, value)
+        # The address is that of the entry. No header of the client is used.
+        source = "REMOTE_ADDR"
+        if isinstance(conf.IP_META_KEY, str):
+            source = conf.IP_META_KEY
+        for header in (*_ADDRESS_HEADERS, source):
+            self.META.pop(header, None)
+        if ADDRESS in values:
+            self.META["REMOTE_ADDR"] = values[ADDRESS]
+            self.META[source] = values[ADDRESS]
+
+    def _set_value(self, key: str, value: str) -> None:
+        """Set the part of the request that an entry stands for, if it stands for one."""
+        kind, _, name = key.partition(":")
+        if key == "path":
+            self.path = self.path_info = value
+        elif kind.lower() == "header" and name:
+            self.META[str(HttpHeaders.to_wsgi_name(name))] = value
+        elif kind == "cookie" and name:
+            self.COOKIES[name] = value
+        elif kind == "get" and name:
+            query: Any = self.GET
+            query[name] = value
+        elif key in registered_keys():
+            request_state(self).key_values[key] = value
+
+
+class DescriptorResult:
+    """The result for a descriptor: its rule, and the states of its limits."""
+
+    def __init__(self, requested: DescriptorCharge) -> None:
+        self.requested = requested
+        self.rule: Rule | None = None
+        self.states: list[LimitState] = []
+
+    @cached_property
+    def request(self) -> DescriptorRequest:
+        """Return the values of the descriptor as a request."""
+        return DescriptorRequest(self.requested)
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether a limit refuses the descriptor."""
+        return not self.requested.is_used and any(state.refuses for state in self.states)
+
+
+class _DescriptorPlanner(Planner):
+    """Plans the charges of descriptors for one operation. Only their entries are known."""
+
+    adds_up = True
+
+    def __init__(self, results: Sequence[DescriptorResult], operation: Operation) -> None:
+        super().__init__(operation, longest_hold_us=MAX_HOLD_US)
+        self._results = results
+
+    def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
+        """Find the charges and overrides of each descriptor."""
+        self.take([_build_party(result, ruleset, self.is_hit) for result in self._results])
+        return ()
+
+    def request_of(self, decided: DecidedCharge) -> DescriptorRequest:
+        return _results_of(decided)[0].request
+
+    def finish(self, decision: Decision) -> Sequence[Wait]:
+        """Record the decision, and the states of each descriptor."""
+        for decided in self.charges:
+            for result in _results_of(decided):
+                result.states.append(decided.state)
+        return super().finish(decision)
+
+
+def _results_of(decided: DecidedCharge) -> Sequence[DescriptorResult]:
+    """Return the results that share a charge: several descriptors may be counted by one limit."""
+    return decided.owner  # type: ignore[return-value]
+
+
+def _build_party(result: DescriptorResult, ruleset: Ruleset, is_hit: bool) -> Party:
+    """Return the charges of a descriptor, and the overrides that apply to them."""
+    charges = _build_charges(result, ruleset)
+    overrides: Sequence[Override] = ()
+    fields = override_fields(ruleset.overrides, charges, True)
+    if fields:
+        subjects = RequestSubjects(result.request, lambda: result.request.user)
+        overrides = find_overrides(subjects, ruleset.overrides, fields, charges)
+    return Party(charges, overrides, is_hit, (result,))
+
+
+def _build_charges(result: DescriptorResult, ruleset: Ruleset) -> list[DecidedCharge]:
+    """Return the charges of a descriptor, by the rate that the request brings or by a rule.
+
+    The rule is stored in `result`. Without a rule, or if it exempts, there are no charges.
+    """
+    requested = result.requested
+    identity = requested.identity()
+    if requested.rate is not None:
+        keys = tuple([key for key, _ in requested.entries])
+        limit = _build_limit(requested.domain, keys, requested.rate, conf.ALGORITHM)
+        return [_build_charge(result, limit, identity, requested.hits)]
+    result.rule = find_rule(ruleset, requested.domain, requested.entries)
+    if result.rule is None or result.rule.template is None:
+        return []
+    rule, template = result.rule, result.rule.template
+    if template.key is not None:
+        identity = template.key.read(rule.name, result.request, result.request.user)
+    limits = template.limits(rule.name)
+    has_bans = any(limit.ban is not None for limit in limits)
+    if has_bans and (identity is None or is_never_banned(result.request)):
+        limits = tuple([limit.without_bans() for limit in limits])
+    cost = 1
+    if isinstance(template.cost, int):
+        cost = template.cost
+    cost = min(cost * requested.hits, MAX_COST)
+    return [_build_charge(result, limit, identity, cost, rule) for limit in limits]
+
+
+def _build_charge(
+    result: DescriptorResult, limit: Limit, identity: Identity, cost: int, rule: Rule | None = None
+) -> DecidedCharge:
+    charge = Charge(limit, digest(identity), cost)
+    return DecidedCharge(charge, limit.name, rule, (result,), identity)
+
+
+@lru_cache(maxsize=1024)
+def _build_limit(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str) -> Limit:
+    """Return the limit for the rate that a request brings."""
+    return Limit(":".join((domain, *keys)), rate, variant=str(rate), algorithm=algorithm)
+
+
+def _compose_response(results: Sequence[DescriptorResult], decision: Decision) -> Any:
+    """Return the `RateLimitResponse`, with a status for each descriptor."""
+    style = conf.HEADERS or "ietf"
+    response = protocol.Response(overall_code=protocol.OK)
+    headers = limit_headers(decision, style)
+    if not decision.allowed:
+        refusal = brief_refusal(_refused_request(results), decision, style, only_status=429)
+        headers = dict(refusal.items())
+        response.overall_code = protocol.OVER_LIMIT
+        response.raw_body = refusal.content
+    for result in results:
+        _write_status(response.statuses.add(), result)
+    for key, value in headers.items():
+        response.response_headers_to_add.add(key=key.lower(), value=value)
+    return response
+
+
+def _refused_request(results: Sequence[DescriptorResult]) -> DescriptorRequest:
+    """Return the request of the first refused descriptor, with the client's accept headers."""
+    refused = next((result for result in results if result.is_refused), results[0])
+    for result in results:
+        for header in _ACCEPT_HEADERS:
+            if header in result.request.META:
+                refused.request.META[header] = result.request.META[header]
+    return refused.request
+
+
+def _write_status(status: Any, result: DescriptorResult) -> None:
+    """Write the status of a descriptor, from the limit that refuses it or has the least left."""
+    status.code = protocol.OVER_LIMIT if result.is_refused else protocol.OK
+    if not result.states:
+        # As envoyproxy/ratelimit reports a descriptor that a rule exempts.
+        status.limit_remaining = UNLIMITED if result.rule is not None else 0
+        return
+    # Limits in shadow mode are not disclosed, unless there are no others.
+    state = min(
+        result.states, key=lambda state: (state.mode != "enforce", state.allowed, state.remaining)
+    )
+    status.limit_remaining = min(max(state.remaining, 0), UNLIMITED)
+    status.duration_until_reset.seconds = math.ceil(state.reset_after)
+    if not state.is_block:
+        status.current_limit.name = state.name
+        status.current_limit.requests_per_unit = min(state.limit, UNLIMITED)
+        status.current_limit.unit = _UNITS.get(round(state.period * SECOND), 0)

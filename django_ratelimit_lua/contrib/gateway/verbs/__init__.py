@@ -1,1 +1,0 @@
-"""The verbs `grpc` and `proxy` of `manage.py ratelimit`."""

@@ -1,1 +1,0 @@
-"""The verb `replay` of `manage.py ratelimit`."""
