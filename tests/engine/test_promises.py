@@ -234,9 +234,8 @@ def test_calendar_windows_begin_at_the_calendar_boundaries(
 ) -> None:
     """A day is a local day (25 hours when summer time ends)."""
     start = {
-        "day": datetime(
-            2026, 10, 24, 22, tzinfo=UTC
-        ),  # Midnight in Berlin, before the clocks go back.
+        # Midnight in Berlin, before the clocks go back.
+        "day": datetime(2026, 10, 24, 22, tzinfo=UTC),
         "week": datetime(2026, 11, 16, tzinfo=UTC),
         "month": datetime(2026, 10, 1, tzinfo=UTC),
     }[align]
@@ -361,14 +360,8 @@ def test_a_backlog_takes_little_memory(algorithm: str, direct: redis.Redis) -> N
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_refusal_writes_nothing(algorithm: str, direct: redis.Redis) -> None:
     """It prolongs no refusal, and the other limits of the call lose no units."""
-    ask = Asker(
-        Limit(
-            "tight",
-            "1/h",
-            algorithm=algorithm,
-            **({"queue": 0} if algorithm == "leaky_bucket" else {}),
-        )
-    )
+    options = {"queue": 0} if algorithm == "leaky_bucket" else {}
+    ask = Asker(Limit("tight", "1/h", algorithm=algorithm, **options))
     both = Asker(*ask.limits, Limit("wide", "100/h"), Limit("seen", "100/h", mode="shadow"))
     both.prefix = ask.prefix
     assert ask(START)

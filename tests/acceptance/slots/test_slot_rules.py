@@ -17,26 +17,14 @@ from django.urls import path
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitRule
+from tests.acceptance.admin.test_admin import given
 from tests.support.processes import until
 from tests.support.users import ADMIN_MIDDLEWARE
 
 SITE = pytest.mark.django_db(transaction=True)
 RULE = "/admin/django_ratelimit_lua/ratelimitrule/"
 CLIENT = "/admin/django_ratelimit_lua/client/"
-FORM = {
-    "name": "downloads",
-    "mode": "enforce",
-    "rate": "2",
-    "algorithm": "concurrency",
-    "key": "ip",
-    "path": "/export/",
-    "audience": "everyone",
-    "order": "0",
-    "tiers-TOTAL_FORMS": "0",
-    "tiers-INITIAL_FORMS": "0",
-    "tiers-MIN_NUM_FORMS": "0",
-    "tiers-MAX_NUM_FORMS": "1000",
-}
+FORM = given(name="downloads", rate="2", algorithm="concurrency", key="ip", path="/export/")
 
 
 def export(request: HttpRequest) -> HttpResponse:

@@ -38,6 +38,7 @@ from tests.support import clusters
 from tests.support.clusters import Cluster, client
 from tests.support.limits import decide
 from tests.support.redis_server import url
+from tests.tools.faults import alias
 
 MASTERS = 3
 
@@ -159,14 +160,8 @@ def test_identities_in_several_slots_are_decided_as_on_one_server(
         if algorithm != "token_bucket":
             kinds.append({"count_denied": True})
         for kind in kinds:
-            limits.append(
-                Limit(
-                    f"{algorithm}{sorted(kind)}{number}",
-                    f"{chance.randint(3, 12)}/m",
-                    algorithm=algorithm,
-                    **kind,
-                )
-            )
+            name, rate = f"{algorithm}{sorted(kind)}{number}", f"{chance.randint(3, 12)}/m"
+            limits.append(Limit(name, rate, algorithm=algorithm, **kind))
     who = [digest(f"{seed} {number}") for number in range(4)]
     calls = []
     for _ in range(120):
@@ -482,13 +477,7 @@ def test_a_server_that_is_not_a_cluster_is_reported(settings: Any) -> None:
     options = {"CONNECTION_FACTORY": "django_ratelimit_lua.store.ClusterConnectionFactory"}
 
     def problem(location: str) -> str | None:
-        settings.CACHES = {
-            "default": {
-                "BACKEND": "django_redis.cache.RedisCache",
-                "LOCATION": location,
-                "OPTIONS": options,
-            }
-        }
+        settings.CACHES = alias(location, **options)
         return why_unusable("default")
 
     assert "only database 0" in problem("redis://127.0.0.1:7000/3")

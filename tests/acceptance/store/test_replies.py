@@ -109,31 +109,13 @@ ERRORS = [
     b"-ERR \xff\xfe\r\n",
     b"-\r\n",
 ]
-NO_REPLIES = [
-    b"*1\r\n" * 5000 + b":1\r\n",
-    b"$abc\r\n",
-    b"$-2\r\n",
-    b"$99999999999999\r\n",
-    b"*-7\r\n",
-    b":12a\r\n",
-    b":" + b"9" * 5000 + b"\r\n",
-    b"$-1\r\n",
-    b"*-1\r\n",
-    b"*0\r\n",
-    b"*2\r\n$-1\r\n$-1\r\n",
-    b"+OK\r\n",
-    b":1\r\n",
-    b"_\r\n",
-    b"%1\r\n+a\r\n+b\r\n",
-    b">2\r\n+invalidate\r\n*0\r\n",
-    b"\r\n",
-    b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    bulk(b""),
-    bulk(PROGRAM.sha),
-    bulk(struct.pack("<2d", 2.0, 7.0)),
-    bulk(b"stale 7-01234567-89abcdef"),
-    bulk(b"\xff" * 96),
-]
+NO_REPLIES = [b"*1\r\n" * 5000 + b":1\r\n", b"$abc\r\n", b"$-2\r\n", b"$99999999999999\r\n"]
+NO_REPLIES += [b"*-7\r\n", b":12a\r\n", b":" + b"9" * 5000 + b"\r\n", b"$-1\r\n", b"*-1\r\n"]
+NO_REPLIES += [b"*0\r\n", b"*2\r\n$-1\r\n$-1\r\n", b"+OK\r\n", b":1\r\n", b"_\r\n"]
+NO_REPLIES += [b"%1\r\n+a\r\n+b\r\n", b">2\r\n+invalidate\r\n*0\r\n", b"\r\n"]
+NO_REPLIES += [b"HTTP/1.1 400 Bad Request\r\n\r\n", bulk(b""), bulk(PROGRAM.sha)]
+NO_REPLIES += [bulk(struct.pack("<2d", 2.0, 7.0)), bulk(b"stale 7-01234567-89abcdef")]
+NO_REPLIES += [bulk(b"\xff" * 96)]
 
 
 class Chaos:
