@@ -1,11 +1,10 @@
-"""`make faults`: what happens to requests while Redis is hurt, under load from several processes,
-in one table.
+"""`make faults`: the effect of faults of Redis on requests under load, in one table.
 
-Three processes with two threads each send requests to a view with two limits of the same numbers:
-one is "closed" while Redis cannot be asked, the other "local". A second and a half later something
-is done to the servers, and two seconds later it is undone. After seven seconds it is over; on a
-busy machine, when each limit has been asked for by a quarter more than it has. All requests are
-kept: what was answered, after how long, and by whom it was decided.
+Three processes with two threads each send requests to views with two equal limits: one is "closed"
+while Redis is unavailable, the other "local". The fault begins after a second and a half and lasts
+two seconds. The run ends after seven seconds, or later on a busy machine, when each limit has got a
+quarter more requests than it admits. The status, the duration and the source of each decision are
+recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ LIBFAKETIME = next(
 
 @dataclass
 class Hurt:
-    """Servers under test: what goes into `CACHES`, and how to hurt and to heal them."""
+    """Servers under test: their `CACHES`, and the beginning and the end of a fault."""
 
     caches: dict[str, Any]
     inject: Callable[[], Any]
@@ -59,7 +58,7 @@ def alias(url: str, **options: Any) -> dict[str, Any]:
 
 
 def every(seconds: float, act: Callable[[], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Start and stop doing something again and again."""
+    """Return functions that start and stop repeating an action."""
     over = threading.Event()
 
     def repeat() -> None:
@@ -88,7 +87,7 @@ def killed() -> Iterator[Hurt]:
 
 
 def _another(server: Server, *options: str) -> Iterator[Callable[[], None]]:
-    """How to start another server in the place of one that is gone."""
+    """Yield a function that starts another server on the same port."""
     other = Server(server.binary, *(options or server.options), port=server.port)
     try:
         yield lambda: other.start()
@@ -129,7 +128,7 @@ def restarted(*options: str, keys: int = 0) -> Iterator[Hurt]:
 
             def hurt() -> None:
                 shut_down()
-                if keys:  # It takes its time to read them.
+                if keys:  # The server loads them slowly.
                     threading.Thread(target=suppressed(start)).start()
 
             yield Hurt(alias(server.url), hurt, (lambda: time.sleep(1.5)) if keys else start)
@@ -157,10 +156,10 @@ def scripts_flushed() -> Iterator[Hurt]:
 
 
 def commanded(hurt: list[Any], heal: list[Any]) -> Callable[[], Any]:
-    """A server that is told to be hurt, and to be well again."""
+    """Return a fault that a command begins and another one ends."""
 
     @contextmanager
-    def told() -> Iterator[Hurt]:
+    def fault() -> Iterator[Hurt]:
         with Server() as server, client(server.port) as direct:
             yield Hurt(
                 alias(server.url),
@@ -168,7 +167,7 @@ def commanded(hurt: list[Any], heal: list[Any]) -> Callable[[], Any]:
                 (lambda: direct.execute_command(*heal)) if heal else lambda: None,
             )
 
-    return told
+    return fault
 
 
 @contextmanager
@@ -184,7 +183,7 @@ def busy() -> Iterator[Hurt]:
 
 @contextmanager
 def crowded() -> Iterator[Hurt]:
-    """One connection for eight threads, to a server that stands still now and then."""
+    """One connection for eight threads, to a server that pauses repeatedly."""
     with Server() as server:
 
         def stall() -> None:
@@ -198,9 +197,12 @@ def crowded() -> Iterator[Hurt]:
 
 
 class Wire:
-    """Stands between clients and a server: passes everything on, late or torn if told so; or
-    nothing more, without a word, to those who listen to a channel, or wish to; or nothing at all,
-    either way.
+    """A proxy between clients and a server, which can disturb the connections.
+
+    - `delay`: seconds before each reply;
+    - `tears`: every third reply is cut, and the connection is reset;
+    - `is_deaf`: connections that subscribe get nothing more;
+    - `is_cut`: no connection passes anything on.
     """
 
     def __init__(self, port: int) -> None:
@@ -243,8 +245,7 @@ class Wire:
                 if is_reply and self.tears and count % 3 == 0:
                     target.sendall(data[: len(data) // 2])
                     target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                    # The other thread reads from it: until that ends, the system keeps open what is
-                    # closed here.
+                    # The socket stays open while the other thread reads from it.
                     target.shutdown(socket.SHUT_RD)
                     return
                 target.sendall(data)
@@ -270,7 +271,7 @@ def wired(**changes: Any) -> Iterator[Hurt]:
 
 @contextmanager
 def stepped(hours: int) -> Iterator[Hurt]:
-    """The server's clock jumps, and stays where it is."""
+    """The clock of the server jumps once."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "offset")
         file.write_text("+0")
@@ -293,7 +294,7 @@ def sentinel_failover() -> Iterator[Hurt]:
 
 
 def limit_key(found: clusters.Cluster) -> bytes:
-    """The key of one of the limits of the load."""
+    """Return the key of a limit of the load."""
     for server in found.servers:
         with suppress(Exception), client(server.port) as direct:
             for key in direct.keys("rl:*closed*"):
@@ -355,21 +356,18 @@ LOSES = {
     "Sentinel: master killed",
     "Cluster: master killed",
 }
-"""What the server knew, all of it or its last milliseconds. If its clock is set back by more than a
-minute, windows and logs begin anew.
+"""Faults that lose data. If the clock is set back by more than a minute, windows and logs
+start again.
 """
 
 
 @dataclass
 class Outcome:
-    """What came of the requests of one run: (seconds since the start, seconds taken, status, limit,
-    decided by).
-    """
+    """The requests of a run: (seconds since the start, duration, status, limit, source)."""
 
     requests: list[tuple[float, float, int, str, str]]
     hurt_at: float = HURT_AT
-    """When the servers were hurt indeed; on a busy machine, or by a slow command, later than meant.
-    """
+    """When the fault began, which may be later than planned."""
 
     def admitted(self, limit: str, until: float = END + 60, source: str | None = None) -> int:
         return sum(
@@ -378,16 +376,16 @@ class Outcome:
         )
 
     def over(self, limit: str) -> int:
-        """How many were admitted beyond the limit."""
+        """Return the number of requests admitted beyond the limit."""
         return max(0, self.admitted(limit) - LIMIT)
 
     @property
     def failed(self) -> int:
-        """Requests that were neither let through nor refused."""
+        """Return the number of requests that were neither admitted nor refused."""
         return sum(status not in (200, 429) for _, _, status, _, _ in self.requests)
 
     def p99(self, since: float, until: float, source: str | None = None) -> float | None:
-        """Milliseconds that 99 of 100 requests took which began then."""
+        """Return the 99th percentile of the duration of requests, in milliseconds."""
         taken = sorted(
             seconds
             for at, seconds, _, _, by in self.requests
@@ -397,7 +395,7 @@ class Outcome:
 
 
 def run(name: str) -> Outcome:
-    """Hurt the servers under load."""
+    """Run the load during a fault."""
     with FAULTS[name]() as hurt:
         environment = {
             **os.environ,
@@ -422,41 +420,37 @@ def run(name: str) -> Outcome:
 
 
 def load() -> None:
-    """The processes of the load: forked from one that has loaded the site, as those of a server may
-    be.
-    """
+    """Run the load in processes forked from one that has loaded the site, as servers do."""
     import django
     from django.conf import settings
 
-    told = json.loads(os.environ["RATELIMIT_FAULT"])
+    job = json.loads(os.environ["RATELIMIT_FAULT"])
     settings.configure(
         SECRET_KEY="tests",
         ALLOWED_HOSTS=["*"],
-        ROOT_URLCONF="tests.tools.faults_site",
-        CACHES=told["caches"],
+        ROOT_URLCONF=__name__,
+        CACHES=job["caches"],
         RATELIMIT_TIMEOUT=DEADLINE,
         LOGGING_CONFIG=None,
     )
-    factory = told["caches"]["default"]["OPTIONS"].get("CONNECTION_FACTORY", "")
+    factory = job["caches"]["default"]["OPTIONS"].get("CONNECTION_FACTORY", "")
     if "Sentinel" in factory:
         settings.DJANGO_REDIS_CONNECTION_FACTORY = factory
     django.setup()
     import logging
 
-    import django.test  # So that none of them has to.
-
-    from tests.tools import faults_site
+    import django.test  # The children do not have to import it.
 
     logging.disable()
-    assert faults_site.urlpatterns
+    urlpatterns.extend(_views())
     forking = multiprocessing.get_context("fork")
     workers: list[Any] = []
     for _ in range(PROCESSES):
         near, far = forking.Pipe()
-        forking.Process(target=work, args=(far, told["threads"], [*workers, near])).start()
-        far.close()  # Who ends is heard of.
+        forking.Process(target=work, args=(far, job["threads"], [*workers, near])).start()
+        far.close()  # Else the end of a child is not noticed.
         workers.append(near)
-    for _ in range(2):  # The second heartbeat tells each of them how many they are.
+    for _ in range(2):  # With the second heartbeat, each counts all processes.
         for worker in workers:
             worker.send(None)
         for worker in workers:
@@ -468,20 +462,43 @@ def load() -> None:
     print(json.dumps([request for worker in workers for request in worker.recv()]), flush=True)
 
 
-def work(told: Any, thread_count: int, others: Sequence[Any]) -> None:
-    """One process of the load."""
+urlpatterns: list[Any] = []
+
+
+def _views() -> Iterator[Any]:
+    """Yield a view for each policy, and one to warm up."""
+    from django.http import HttpResponse
+    from django.urls import path
+
+    from django_ratelimit_lua import ratelimit
+
+    for name, rate, options in (
+        ("closed", f"{LIMIT}/{PERIOD}", {"on_store_error": "closed"}),
+        ("local", f"{LIMIT}/{PERIOD}", {"on_store_error": "local"}),
+        ("warm", "1000/s", {}),
+    ):
+
+        def view(request: Any) -> HttpResponse:
+            return HttpResponse("ok")
+
+        limit = ratelimit(name, key=lambda group, request: "everyone", rate=rate, **options)
+        yield path(name, limit(view))
+
+
+def work(pipe: Any, thread_count: int, others: Sequence[Any]) -> None:
+    """Send requests in one process of the load."""
     from django.test import Client
 
     from django_ratelimit_lua.engine.heartbeat import heartbeat
 
-    for other in others:  # The ends that are the parent's.
+    for other in others:  # The ends of the parent.
         other.close()
     Client().get("/warm")
     for _ in range(2):
-        told.recv()
+        pipe.recv()
         heartbeat.beat()
-        told.send(None)
-    started = told.recv()
+        pipe.send(None)
+    started = pipe.recv()
     found: list[Any] = []
     fewest = 2 * LIMIT * 5 // 4 // (PROCESSES * thread_count)
 
@@ -506,7 +523,7 @@ def work(told: Any, thread_count: int, others: Sequence[Any]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    told.send(found)
+    pipe.send(found)
 
 
 def _ms(value: float | None) -> str:
@@ -514,7 +531,7 @@ def _ms(value: float | None) -> str:
 
 
 def table(outcomes: dict[str, Outcome]) -> str:
-    """The outcomes as a table of reStructuredText."""
+    """Return the outcomes as a table of reStructuredText."""
     head = (
         "Fault",
         "Requests",
@@ -544,7 +561,7 @@ def table(outcomes: dict[str, Outcome]) -> str:
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows as a table of reStructuredText, the first as its head."""
+    """Return rows as a table of reStructuredText, whose first row is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     line = " ".join("=" * width for width in widths)
     lines = [
@@ -569,7 +586,7 @@ def main() -> None:
         f"{DEADLINE * 1000:.0f} ms\n"
     )
     print(table(outcomes))
-    print("\n* loses data: all of it, what was not replicated yet, or windows that lie ahead\n")
+    print("\n* loses data: all of it, data that is not replicated, or windows that lie ahead\n")
     if not sys.argv[1:]:
         from tests.tools import holders
 

@@ -1,9 +1,8 @@
-"""`make faults`: what happens to slots whose holders are hurt, or whose server is, in one table.
+"""`make faults`: the effect of faults of a holder or of the server on slots, in one table.
 
-Two processes hold the two slots there are, and a third one waits for one. Then something is done to
-the first process, or to the server; when the third has got a slot, it is undone. Meanwhile it is
-counted all the time how many are held by what the server says, and each process tells since when it
-runs with a slot: what it does goes on until it dies.
+Two processes hold both slots, and a third process waits for one. The fault of the first process or
+of the server ends when the third process has got a slot. The number of slots that the server counts
+as held is recorded all the time. A process runs with its slot until it dies.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _BEGIN = f"""
 from django_ratelimit_lua.signals import slot_lost
 exports = RateLimiter("exports", "{SLOTS}", algorithm="concurrency")
 lost = []
-def hear(what, **more):
+def receive(what, **more):
     lost.append(what)
-slot_lost.connect(hear)
+slot_lost.connect(receive)
 def hold():
     began = time.monotonic()
     global held
@@ -52,8 +51,9 @@ def hold():
 
 @dataclass
 class Hurt:
-    """What to do to the first holder or its server, and how to undo it. `url`: where the first
-    holder finds Redis.
+    """The beginning and the end of a fault of the first holder or its server.
+
+    `url` is the URL of Redis for the first holder.
     """
 
     server: Server
@@ -61,7 +61,7 @@ class Hurt:
     inject: Callable[[Worker], Any]
     heal: Callable[[Worker], Any] = lambda worker: None
     survives: bool = True
-    """Whether the first holder can be asked afterwards."""
+    """Whether the first holder runs afterwards."""
 
 
 def _kill(worker: Worker) -> None:
@@ -96,7 +96,7 @@ def cut_off() -> Iterator[Hurt]:
 
 @contextmanager
 def emptied() -> Iterator[Hurt]:
-    """Redis forgets who holds slots, and gives the third one of theirs."""
+    """Redis loses its slots, and gives one of them to the third process."""
     with Server() as server:
 
         def empty(worker: Worker) -> None:
@@ -131,19 +131,20 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 @dataclass
 class Outcome:
-    """What came of one fault: the most slots that were held at once, the most processes that were
-    really running with one, after how many seconds the third process got one, and what the first
-    was told: the purpose of each slot that it lost (None: it is gone).
-    """
+    """The result of a fault."""
 
-    most: int
+    held: int
+    """The maximum of the slots held at the same time."""
     running: int
+    """The maximum of the processes that ran with a slot at the same time."""
     seconds: float
-    told: list[str] | None
+    """The time until the third process got a slot."""
+    lost: list[str] | None
+    """The purposes of the slots that the first process lost. None: it was killed."""
 
 
 def run(name: str) -> Outcome:
-    """Hurt the first holder, or its server."""
+    """Run the processes during a fault."""
     with FAULTS[name]() as hurt:
         settings: dict[str, Any] = {"RATELIMIT_SLOT_SECONDS": SLOT_SECONDS, "RATELIMIT_TIMEOUT": 2}
         workers = [
@@ -171,21 +172,21 @@ def run(name: str) -> Outcome:
             seconds = max(got_at - asked_at, time.monotonic() - began)
             hurt.heal(first)
             time.sleep(SLOT_SECONDS)
-            told = first("lost") if hurt.survives else None
+            lost = first("lost") if hurt.survives else None
             over.set()
             counting.join()
     ends = [math.inf if hurt.survives else hurt_at, math.inf, math.inf]
     runs = list(zip([*since, got_at], ends, strict=True))
     running = max(sum(start <= moment < end for start, end in runs) for moment, _ in runs)
-    return Outcome(most[0], running, seconds, told)
+    return Outcome(most[0], running, seconds, lost)
 
 
 def table(outcomes: dict[str, Outcome]) -> str:
-    """The outcomes as a table of reStructuredText."""
+    """Return the outcomes as a table of reStructuredText."""
     words = {None: "", ("",): "lost", (): ""}
-    rows = [("Fault", "Held at most", "Really running", "Next one after, s", "Its holder is told")]
+    rows = [("Fault", "Held at most", "Really running", "Next one after, s", "Reported")]
     for name, outcome in outcomes.items():
-        told = None if outcome.told is None else tuple(outcome.told)
-        row = (name, f"{outcome.most} of {SLOTS}", f"{outcome.running}", f"{outcome.seconds:.1f}")
-        rows.append((*row, words.get(told, str(told))))
+        lost = None if outcome.lost is None else tuple(outcome.lost)
+        row = (name, f"{outcome.held} of {SLOTS}", f"{outcome.running}", f"{outcome.seconds:.1f}")
+        rows.append((*row, words.get(lost, str(lost))))
     return faults.aligned(rows)

@@ -61,8 +61,8 @@ def test_a_slot_limit_is_kept_when_processes_with_slots_fail(name: str) -> None:
     if lacks_clock(name):
         pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")
     outcome = holders.run(name)
-    assert outcome.most <= holders.SLOTS
-    assert outcome.running <= holders.SLOTS + (outcome.told is not None)
+    assert outcome.held <= holders.SLOTS
+    assert outcome.running <= holders.SLOTS + (outcome.lost is not None)
     assert outcome.seconds < holders.SLOT_SECONDS + 5.0
-    assert outcome.told is None or len(outcome.told) <= 1
-    assert outcome.told in ([""], None)
+    assert outcome.lost is None or len(outcome.lost) <= 1
+    assert outcome.lost in ([""], None)
