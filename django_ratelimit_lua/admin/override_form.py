@@ -68,6 +68,7 @@ class OverrideForm(AskingForm):
         fields = "__all__"
 
     request: HttpRequest
+    """The request of the page, which the subclass for it sets."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -81,44 +82,49 @@ class OverrideForm(AskingForm):
 
     def clean(self) -> Values:
         """Check the override. Raises `ValidationError` if it would block the operator."""
-        given = super().clean()
-        if given.get("value"):
-            self.instance.field = given.get("field") or ""
+        values = super().clean()
+        if values.get("value"):
+            self.instance.field = values.get("field") or ""
             if not self.instance.field:
                 self.add_error(
                     "field", _("Enter the field that has this value, for example header:X-API-Key.")
                 )
-            self.instance.set_value(given["value"])
-        if given.get("duration") and given.get("ends") and "ends" in self.changed_data:
+            self.instance.set_value(values["value"])
+        self._set_end(values)
+        if values.get("effect") == "block":
+            self._refuse_own(values)
+            warnings = override_confirmations(values.get("network", ""), own_proxy(self.request))
+            self.ask_to_confirm([("network", warning) for warning in warnings])
+        return values
+
+    def _set_end(self, values: Values) -> None:
+        """Set the end of the override by its duration, and check it."""
+        if values.get("duration") and values.get("ends") and "ends" in self.changed_data:
             self.add_error("duration", _("Choose either a duration or an end time."))
-        elif given.get("duration"):
-            start = given.get("starts") or timezone.now()
+        elif values.get("duration"):
+            start = values.get("starts") or timezone.now()
             with suppress(OverflowError):  # The model reports the end of the calendar.
-                given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
-        ends = given.get("ends")
+                values["ends"] = start + datetime.timedelta(seconds=int(values["duration"]))
+        ends = values.get("ends")
         if ends and self.instance.pk is None and ends <= timezone.now():
             self.add_error("ends", _("The end is in the past."))
-        if given.get("effect") == "block":
-            self._refuse_own(given)
-            warnings = override_confirmations(given.get("network", ""), own_proxy(self.request))
-            self.ask_to_confirm([("network", warning) for warning in warnings])
-        return given
 
     def _update_errors(self, errors: ValidationError) -> None:
         # Without a valid subject, the model would report that it is missing.
         if not self.errors.keys() & {"user", "network", "field", "client_digest"}:
             super()._update_errors(errors)
 
-    def _refuse_own(self, given: Values) -> None:
+    def _refuse_own(self, values: Values) -> None:
         """Add an error if the block would lock out the operator."""
         address = str(client_address(self.request).address or "")
-        if covers(given.get("network", ""), address):
+        if covers(values.get("network", ""), address):
             self.add_error(
                 "network", _("This includes your own address: you would lock yourself out.")
             )
-        own = {"user": [self.request.user], "client_digest": own_digests(self.request)}
-        for name, values in own.items():
-            if given.get(name) in values:
+        is_own_user = values.get("user") == self.request.user
+        is_own_digest = values.get("client_digest") in own_digests(self.request)
+        for name, is_own in (("user", is_own_user), ("client_digest", is_own_digest)):
+            if is_own:
                 self.add_error(
                     name, _("This includes your own account: you would lock yourself out.")
                 )
@@ -139,10 +145,9 @@ def own_digests(request: HttpRequest) -> set[str]:
     """
     user = ("user", str(request.user.pk))
     network = ("ip", client_address(request).network)
-    own = (user, network, (user, network), (network, user))
-    return {
-        digest(identity, secret).decode() for identity in own for secret in secrets_by_id().values()
-    }
+    identities = (user, network, (user, network), (network, user))
+    secrets = secrets_by_id().values()
+    return {digest(identity, secret).decode() for identity in identities for secret in secrets}
 
 
 class LimitEffect(NamedTuple):
@@ -168,22 +173,23 @@ def override_effects(rule: str, effect: str, rate: str, burst: int | None) -> li
     parsed = None
     if effect == "limit":
         parsed = Rate.parse(rate)
-    effects: dict[LimitEffect, None] = {}
+    effects = []
     for known in known_limits():
         if rule not in (EVERY_RULE, known.place):
             continue
-        before = add_tier(known.reading, known.limit)
-        after = _("every request is refused")
         if parsed is not None:
-            after = _changed_words(known.limit, parsed, burst)
+            after = _limit_words_at_rate(known.limit, parsed, burst)
         elif effect == "exempt":
             after = _("no limit")
-        effects[LimitEffect(place_words(known.place), before, after)] = None
-    return [*effects]
+        else:
+            after = _("every request is refused")
+        before = add_tier(known.reading, known.limit)
+        effects.append(LimitEffect(place_words(known.place), before, after))
+    return list(dict.fromkeys(effects))
 
 
-def _changed_words(limit: Limit, rate: Rate, burst: int | None) -> str:
-    """Return a limit at another rate in words."""
+def _limit_words_at_rate(limit: Limit, rate: Rate, burst: int | None) -> str:
+    """Return a limit at the rate of an override in words."""
     if "burst" not in limit.kind.options:
         burst = None
     try:

@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
 from ..extension import Section
+from ..limits.rate import SECOND
 from ..models import RateLimitChange, RateLimitRevision
 from ..models.rule import rules_database
 from ..operations.formatting import moment_element, moment_of, moment_words
@@ -67,37 +68,41 @@ def overview_context(request: HttpRequest) -> Context:
         "outage": outage and _outage_words(outage),
         "revision": state.revision,
         "sections": sections,
-        "changes": _changes(request),
+        "changes": _last_changes(request),
     }
 
 
 def _outage_words(outage: Outage) -> str:
-    moments = {
-        name: f"{moment_words(moment)}:{moment:%S}"
-        for name, seconds in outage._asdict().items()
-        if seconds is not None
-        for moment in [moment_of(seconds * 1e6)]
-    }
+    """Return when Redis was unavailable, or since when it is, in words."""
+    moments = {"start": _second_words(outage.start)}
     if outage.end is None:
         return _("Redis has not decided limits since %(start)s.") % moments
-    words = _("Redis did not decide limits from %(start)s to %(end)s, as seen by this process.")
-    return words % moments
+    moments["end"] = _second_words(outage.end)
+    text = _("Redis did not decide limits from %(start)s to %(end)s, as seen by this process.")
+    return text % moments
+
+
+def _second_words(seconds: float) -> str:
+    """Return a moment, in seconds since 1970, in words with its second."""
+    moment = moment_of(seconds * SECOND)
+    return f"{moment_words(moment)}:{moment:%S}"
 
 
 def _problems(request: HttpRequest, state: Health) -> Iterator[Problem]:
     """Yield what keeps limits from working, the most urgent first."""
-    yield from _unpublished(request, is_available=state.ok)
+    yield from _unpublished_changes(request, is_available=state.ok)
     rules = admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist")
     for words in state.problems:
         yield Problem(words, url=rules, label=_("View rules"))
     for check in registry.get_checks():
-        if check.__module__.startswith(_PACKAGE):
-            for message in check(app_configs=None, databases=None):
-                if message.level >= WARNING and not message.is_silenced():
-                    yield Problem(f"{message.msg} ({message.id})", message.hint or "")
+        if not check.__module__.startswith(_PACKAGE):
+            continue
+        for message in check(app_configs=None, databases=None):
+            if message.level >= WARNING and not message.is_silenced():
+                yield Problem(f"{message.msg} ({message.id})", message.hint or "")
 
 
-def _unpublished(request: HttpRequest, *, is_available: bool) -> Iterator[Problem]:
+def _unpublished_changes(request: HttpRequest, *, is_available: bool) -> Iterator[Problem]:
     """Yield the problem that saved rules are not in force, if there is one."""
     hint = _("It is tried again in the background. “manage.py ratelimit publish” shows why.")
     url = admin_url(request, "django_ratelimit_lua_ratelimitchange_changelist")
@@ -113,7 +118,8 @@ def _unpublished(request: HttpRequest, *, is_available: bool) -> Iterator[Proble
             yield Problem(words % numbers, hint, url, _("View changes"))
 
 
-def _changes(request: HttpRequest) -> list[Context]:
+def _last_changes(request: HttpRequest) -> list[Context]:
+    """Return the last changes as the page shows them; none without the permission."""
     if not may(request, "view_ratelimitchange"):
         return []
     changes = RateLimitChange.objects.order_by("-at", "-pk")

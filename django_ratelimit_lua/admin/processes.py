@@ -22,7 +22,7 @@ from ..models.rule import rules_database
 from ..rules.provider import get_ruleset, load_ruleset
 from ..rules.ruleset import Ruleset
 from ..views.call_sites import constant_limits, known_call_sites
-from .pages import Page, may, may_see_rules, page_response
+from .pages import Context, Page, may, may_see_rules, page_response
 
 
 def has_split_limits() -> bool:
@@ -31,13 +31,13 @@ def has_split_limits() -> bool:
     if any(limit.split for site in sites for limit in site.limits):
         return True
     try:
-        return _splits(get_ruleset() or load_ruleset())
+        return _has_split_rules(get_ruleset() or load_ruleset())
     except (ImproperlyConfigured, StoreError):  # Other pages report it.
         return False
 
 
-@lru_cache(maxsize=1)  # Each page of the admin asks.
-def _splits(ruleset: Ruleset) -> bool:
+@lru_cache(maxsize=1)  # Each page of the admin calls it.
+def _has_split_rules(ruleset: Ruleset) -> bool:
     rules = [rule for rule in ruleset.rules if rule.mode != "off"]
     return any(limit.split for rule in rules for limit in constant_limits(rule))
 
@@ -77,40 +77,41 @@ class ProcessPage(Page):
         return super().has_module_permission(request) and has_split_limits()
 
     def view(self, request: HttpRequest) -> HttpResponse:
+        """Show the processes, or save the weights that were sent."""
         try:
-            found: Sequence[Process] | None = live_processes()
+            processes: Sequence[Process] | None = live_processes()
         except StoreError:  # The page shows a warning.
-            found = None
+            processes = None
         stored = dict(RateLimitHost.objects.values_list("name", "weight"))
-        live = group_by_host(found or (), stored)
-        gone = [Host(name, 0, ()) for name in sorted({*stored} - {host.name for host in live})]
-        shown = [*live, *gone]
+        live = group_by_host(processes or (), stored)
+        gone = [Host(name, 0, ()) for name in sorted(stored.keys() - {host.name for host in live})]
+        listed = [*live, *gone]
         posted = None
         if request.method == "POST":
             if not may(request, "change_ratelimitrule"):
                 raise PermissionDenied
             posted = request.POST
-        form = WeightsForm([host.name for host in shown], posted, initial=stored)
+        form = WeightsForm([host.name for host in listed], posted, initial=stored)
         if form.is_valid():
             form.save(stored)
             messages.success(request, _("The weights are saved."))
             return HttpResponseRedirect(request.get_full_path())
         total = sum(host.weight for host in live)
-        now = time.time()
         context = {
-            "rows": [
-                {
-                    "host": host,
-                    "field": form[host.name],
-                    "percent": 100 * host.weight / total if host.processes else 0,
-                    "ages": [
-                        (process, max(1.0, now - process.since)) for process in host.processes
-                    ],
-                }
-                for host in shown
-            ],
-            "number": len(found or ()),
-            "is_known": found is not None,
+            "rows": [_host_row(host, total, form) for host in listed],
+            "number": len(processes or ()),
+            "is_known": processes is not None,
             "may_edit": may(request, "change_ratelimitrule"),
         }
         return page_response(self, request, "processes.html", context)
+
+
+def _host_row(host: Host, total: int, form: WeightsForm) -> Context:
+    """Return a host as the page shows it, with its share of the `total` of the weights."""
+    now = time.time()
+    return {
+        "host": host,
+        "field": form[host.name],
+        "percent": 100 * host.weight / total if host.processes else 0,
+        "ages": [(process, max(1.0, now - process.since)) for process in host.processes],
+    }
