@@ -246,7 +246,7 @@ class Listener:
 
     def _doubt_rules(self) -> None:
         """Use the rules only after a comparison, and compare them as soon as possible."""
-        # Before the comparison, which may take a while if this thread waits for others.
+        # At once, because the comparison may have to wait until other threads have run.
         if not self._is_outdated:
             provider.mark_stale()
         self._is_outdated = True

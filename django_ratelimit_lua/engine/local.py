@@ -83,10 +83,7 @@ class LocalCounts:
         """
         with self._lock:
             counts = [self._open_count(call, charge, in_outage) for charge in call.charges]
-            enforced = [count for count in counts if count.charge.limit.mode == "enforce"]
-            allowed = all(count.retry_after == 0.0 for count in enforced)
-            if call.operation in ("charge", "refund"):
-                allowed = True
+            allowed = call.operation in ("charge", "refund") or _fit_all(counts)
             states = tuple([self._apply(call, count, allowed) for count in counts])
         return Decision(allowed, states, call.units if allowed else 0, source="fallback")
 
@@ -131,6 +128,12 @@ class LocalCounts:
         with self._lock:
             for charge in call.charges:
                 self._counts.pop((call.prefix, charge.digest, charge.limit.key_part))
+
+
+def _fit_all(counts: Sequence[LocalCount]) -> bool:
+    """Return whether every enforced limit allows its charge."""
+    enforced = [count for count in counts if count.charge.limit.mode == "enforce"]
+    return all(count.retry_after == 0.0 for count in enforced)
 
 
 def _count_after(call: Call, count: LocalCount, allowed: bool) -> int:

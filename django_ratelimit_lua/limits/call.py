@@ -156,10 +156,8 @@ class Call(NamedTuple):
 
     def max_wait_us_of(self, limit: Limit) -> int:
         """Return how long a hit may wait under one of the limits; negative: without a maximum."""
-        if self.max_wait_us is not None and not limit.kind.is_bucket:
-            return 0
-        if self.max_wait_us is not None:
-            return self.max_wait_us
+        if self.max_wait_us is not None:  # Only buckets reserve a turn.
+            return self.max_wait_us if limit.kind.is_bucket else 0
         if limit.max_wait_us < 0 and self.longest_hold_us is not None:
             return self.longest_hold_us
         return limit.max_wait_us
@@ -290,7 +288,7 @@ class Call(NamedTuple):
                 limit.rate.limit,
                 units,
                 remaining if remaining > 0 else 0,
-                retry_us / SECOND if retry_us >= 0 else None,
+                retry_us / SECOND if retry_us >= 0 else None,  # Negative: never.
                 reset_us / SECOND,
                 wait_us / SECOND,
                 limit.mode,

@@ -128,6 +128,11 @@ class SharedConnection:
 
     It is closed if a reply is malformed, or if the server does not reply for `timeout` seconds.
     In both cases, all waiting callers get an error.
+
+    - `last_reply`: the last reply of the server on any connection;
+    - `loop_ended`: called when the event loop ends;
+    - `error`: why it was closed;
+    - `is_usable`: whether it may get more commands.
     """
 
     def __init__(
@@ -146,12 +151,11 @@ class SharedConnection:
         self._watch: Countdown | None = None
         self._to_send: list[PendingCommand] = []
         self._waiting: deque[PendingCommand] = deque()
+        """The commands that were sent and have no reply yet, in this order."""
         self._last_reply.at = Clock.monotonic()
         self._source_sent_at: dict[Program | None, float] = {}
         self.error: BaseException | None = None
-        """Why it was closed."""
         self.is_usable = True
-        """Whether it may get more commands."""
         self._reader: asyncio.Task[None] | None = None
 
     @property

@@ -182,7 +182,7 @@ class Cluster:
     async def read_map(self, deadline: Deadline, send: SendToNode) -> None:
         """Read the map of hash slots from the first node that replies.
 
-        Raises `RedisError` if no node does.
+        If no node does, the last map stays in use. Raises `RedisError` if there is none.
         """
         last_error: Exception = RedisConnectionError("no node of the cluster could be reached")
         for address, share in deadline.shares(self._candidates()):

@@ -190,7 +190,7 @@ def reset_command(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Com
 
 
 def plain_command(*parts: bytes) -> Command[Reply]:
-    """Return the command for any other command. The answer is its reply."""
+    """Return any other command. Its key is its first argument; the answer is its reply."""
 
     def read(reply: Reply) -> Reply:
         # HMGET loads the rules, which requests wait for: a wrong reply must be an error here.
@@ -198,9 +198,11 @@ def plain_command(*parts: bytes) -> Command[Reply]:
             raise InvalidResponse(f"unexpected reply to HMGET: {reply!r:.80}")
         return reply
 
-    key = b"".join(parts[1:2])
-    if parts[0] == b"EVAL":
+    key = b""
+    if parts[0] == b"EVAL":  # Its first arguments are the source and the number of keys.
         key = parts[3]
+    elif len(parts) > 1:
+        key = parts[1]
     return Command(encode(*parts), read, key)
 
 

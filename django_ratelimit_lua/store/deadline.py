@@ -158,7 +158,7 @@ current_page = _page.get
 
 @contextmanager
 def page_deadline() -> Iterator[PageDeadline]:
-    """Apply one deadline to all calls of this thread."""
+    """Apply one deadline to all calls of this thread until the block ends."""
     page = PageDeadline()
     token = _page.set(page)
     try:

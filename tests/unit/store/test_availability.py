@@ -45,19 +45,19 @@ def test_a_successful_trial_ends_the_pause_and_intervals_grow_until_then(
     for _ in range(FAILURES):
         availability.record_failure()
     trials += [False] * 8 + [True]
-    pauses = [availability._next_pause(), *(availability._try() for _ in range(8))]
+    pauses = [availability._lengthen_pause(), *(availability._run_trial() for _ in range(8))]
     middles = [min(FIRST_PAUSE * 1.5**number, MAX_PAUSE) for number in range(9)]
     assert all(
         0.75 * middle <= pause <= 1.25 * middle
         for pause, middle in zip(pauses, middles, strict=True)
     )
-    assert availability._try() is None
+    assert availability._run_trial() is None
     assert availability.may_send()
     for _ in range(FAILURES):
         availability.record_failure()
-    assert FIRST_PAUSE * 0.75 <= availability._next_pause() <= FIRST_PAUSE * 1.25, (
+    assert FIRST_PAUSE * 0.75 <= availability._lengthen_pause() <= FIRST_PAUSE * 1.25, (
         "the intervals start again"
     )
     availability.record_reply()
-    assert availability._try() is None
+    assert availability._run_trial() is None
     assert trials == [], "no trial after the pause"

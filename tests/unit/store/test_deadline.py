@@ -43,5 +43,5 @@ def test_a_share_spends_no_more_than_its_length() -> None:
     deadline = Deadline(0.3)
     share = deadline.share(3)
     share.left -= 5.0
-    deadline.count(share)
+    deadline.spend_share(share)
     assert deadline.left == pytest.approx(0.2)
