@@ -1,6 +1,6 @@
-"""What the package costs, as ratios of one run.
+"""Benchmarks.
 
-`python -m tests.bench` (`make bench`): what a decision costs, and a request, an identity, a rule, a
-lease, a cluster. `python -m tests.bench.peers` (`make bench-peers`): the same work done by other
-limiters, in the same run. `python -m tests.tools.profile_hit`: where the time of a hit goes.
+- `python -m tests.bench` (`make bench`): the costs of decisions, requests, rules and clusters;
+- `python -m tests.bench.peers` (`make bench-peers`): the same work with other limiters;
+- `python -m tests.tools.profile_hit`: the time of a hit by function.
 """

@@ -19,7 +19,7 @@ COROUTINES, CALLS, ROUNDS = 100, 40, 7
 
 
 def coroutines() -> None:
-    """The table, on the median of rounds that take turns."""
+    """Print the medians of alternating rounds."""
     asyncio.run(_compare())
 
 

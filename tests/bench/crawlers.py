@@ -149,7 +149,7 @@ def crawlers(show: Callable[[str], object] = print) -> None:
 
 
 def calm_cost(show: Callable[[str], object] = print) -> None:
-    """What the documented rules cost a request that did not wait, without a round trip."""
+    """Print the cost of the documented rules for a request that did not wait."""
     with tempfile.TemporaryDirectory() as name:
         documented = documented_settings(Path(name) / "google.json")
         others = {**documented, "RATELIMIT_RULES": [], "RATELIMIT_REQUEST_START": None}

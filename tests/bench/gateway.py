@@ -1,9 +1,7 @@
-"""What a decision costs that others ask for: over HTTP and over gRPC, in the server's CPU, beside
-`ahit` in a process.
+"""The CPU time of a decision over HTTP and over gRPC, compared with `ahit` in a process.
 
-A server costs something, whatever it serves. So each is also asked by the same clients for what
-decides nothing: uvicorn gets the same request and answers 204, gRPC is asked how it is. What a
-decision costs beyond that is the gateway's.
+The servers themselves have a cost. So the same clients also send requests without a decision:
+uvicorn responds with 204, and gRPC with its health. The difference is the cost of the gateway.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from tests.contrib.gateway.proxies import SECRET, Site
 
 CLIENTS, ROUNDS = 16, 12
 MANY, FEW = 1280, 320
-"""Requests in a round; few where each takes long. Rounds are short and many, as machines are not as
-fast in each.
+"""Requests in a round; few if each takes long. There are many short rounds, because the speed of a
+machine changes.
 """
 RULES = [
     {"name": "api", "path": "/api/", "key": "ip", "rate": "100000000/h"},
@@ -56,24 +54,29 @@ QUIET = {"version": 1, "loggers": {"django_ratelimit_lua.refused": {"level": "ER
 HEALTH = health_pb2.HealthCheckRequest().SerializeToString()
 
 Client = Callable[[int, int, list[float]], Awaitable[None]]
-"""Asks so many times as the client of that number, and notes the seconds that each took."""
+"""Sends a number of requests as one client, and appends the seconds of each to a list."""
 
 
 class Cost(NamedTuple):
-    """Requests a second, milliseconds of half and of 99 of 100 of them, microseconds of CPU for
-    each of the process that decides, and how many share a trip to Redis (0.0: it is not asked).
-    """
+    """The cost of the requests of one round."""
 
     per_second: float
     p50: float
+    """Milliseconds."""
     p99: float
+    """Milliseconds."""
     cpu_us: float
+    """Microseconds of CPU of the deciding process for each request."""
     shared: float
+    """The number of requests that share a trip to Redis, or 0."""
 
 
 class Case(NamedTuple):
-    """`asked`: makes a client, until the end; `cpu`: seconds that the process which decides has
-    used; `beside`: what is asked in the same way, and decides nothing.
+    """A kind of request.
+
+    - `asked`: opens a client;
+    - `cpu`: returns the CPU seconds of the deciding process;
+    - `beside`: the name of the case without a decision.
     """
 
     asked: Callable[[], AbstractAsyncContextManager[Client]]
@@ -84,7 +87,7 @@ class Case(NamedTuple):
 
 
 def gateway() -> None:
-    """The table."""
+    """Print the table."""
     with ExitStack() as stack:
         cases = {
             "ahit, in a process": Case(_hits, time.process_time, DIRECT),
@@ -118,7 +121,7 @@ def gateway() -> None:
 
 
 def _times(rounds: Sequence[Cost], own: Sequence[Cost]) -> float:
-    """How often the CPU of `ahit` it costs: the median of the rounds."""
+    """Return the CPU time as a multiple of that of `ahit`: the median of the rounds."""
     return statistics.median(
         cost.cpu_us / ahit.cpu_us for cost, ahit in zip(rounds, own, strict=True)
     )
@@ -189,9 +192,7 @@ def _question(number: int, *more: list[tuple[str, str]], name: str = "site") -> 
 
 
 def _cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used, by its clock, as clock_getcpuclockid(3) finds it on
-    Linux.
-    """
+    """Return the CPU seconds of a process, by clock_getcpuclockid(3) of Linux."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
@@ -225,7 +226,7 @@ async def _measured(case: Case) -> Cost:
 
 
 def _trips(server: redis.Redis) -> int:
-    """How often a server has read from a connection; each time it is asked this is one."""
+    """Return how often a server has read from a connection, with this call."""
     found: int = server.info("stats")["total_reads_processed"]
     return found
 

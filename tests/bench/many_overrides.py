@@ -1,6 +1,4 @@
-"""A hundred blocks in ten seconds, beside 1,000 rules and 20,000 overrides, while eight processes
-serve requests.
-"""
+"""A hundred blocks in ten seconds, with 1,000 rules and 20,000 overrides, in eight processes."""
 
 from __future__ import annotations
 

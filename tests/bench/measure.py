@@ -1,4 +1,4 @@
-"""How things are measured: on one server, in rounds in which all take turns."""
+"""Measurements on one server, in rounds in which all cases take turns."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import redis
 
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.limits.call import Call
+from django_ratelimit_lua.store import commands
 from tests.support.redis_server import url
 
 BARE = "return redis.call('INCR', KEYS[1])"
@@ -21,9 +23,7 @@ ROUNDS, CALLS = 9, 400
 def interleaved(
     functions: dict[str, Callable[[], Any]], calls: int = CALLS
 ) -> dict[str, tuple[float, float]]:
-    """Microseconds of wall and of this process's CPU per call: the median of rounds in which all
-    take turns.
-    """
+    """Return the microseconds per call, by the clock and of this process: medians of rounds."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
     for function in functions.values():
         for _ in range(50):
@@ -43,22 +43,31 @@ def interleaved(
 
 
 def script_time(batches: dict[str, list[bytes]]) -> dict[str, float]:
-    """Microseconds of script time per call as the server counts it: the median of rounds in which
-    all take turns, each with its commands in turn, a thousand in four pipelines.
+    """Return the microseconds of script time per call, as the server counts it: medians of rounds.
+
+    A round sends a thousand commands of each case in four pipelines.
     """
     connection = DIRECT.connection_pool.get_connection()
     taken: dict[str, list[float]] = {name: [] for name in batches}
     for _ in range(ROUNDS):
-        for name, commands in batches.items():
+        for name, batch in batches.items():
             DIRECT.config_resetstat()
             for _ in range(4):
-                connection.send_packed_command([b"".join(commands) * (250 // len(commands))])
+                connection.send_packed_command([b"".join(batch) * (250 // len(batch))])
                 for _ in range(250):
                     connection.read_response()
             used = DIRECT.info("commandstats")["cmdstat_evalsha"]
             taken[name].append(used["usec_per_call"])
     DIRECT.connection_pool.release(connection)
     return {name: statistics.median(rounds) for name, rounds in taken.items()}
+
+
+def encode(call: Call) -> bytes:
+    """Return the command that decides a call, and load its script into the server."""
+    command = commands.decision_command(call)
+    assert command.program is not None
+    DIRECT.script_load(command.program.source)
+    return command.data
 
 
 def limiter(name: str, rates: Any, algorithm: str, **options: Any) -> RateLimiter:

@@ -1,23 +1,31 @@
-"""What an identity takes in Redis."""
+"""The memory of an identity in Redis."""
 
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.limits.algorithms import BY_RATE
-from django_ratelimit_lua.limits.call import Charge
+from django_ratelimit_lua.limits.call import Call, Charge
+from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.process.tasks import stop
-from tests.bench.measure import DIRECT
-from tests.bench.script import asked, with_time
+from tests.bench.measure import DIRECT, encode
 
 CROWD, PERIOD_US, START_US = 100_000, 3_600_000_000, 1_750_000_000_000_000
 STOP_SECONDS = 10.0
 
 
+def with_time(call: Call, now: int) -> list[Any]:
+    """Return the words of the command that decides a call at a time."""
+    call = call._replace(now=now)
+    source = program_for(call.algorithms).source
+    return ["EVAL", source, len(call.keys()), *call.keys(), *call.args()]
+
+
 def memory() -> None:
-    """Bytes per live identity, and how they grow with the limit when all of it is used."""
+    """Print the bytes of an identity that has used up limits of different sizes."""
     sizes = (10, 100, 1000, 10_000, 100_000)
     print(f"{'bytes, limit used up':24}" + "".join(f"{size:>10}" for size in sizes))
     for algorithm in BY_RATE:
@@ -46,11 +54,12 @@ def memory() -> None:
 
 
 def crowd_memory() -> None:
-    """Bytes per identity of 100,000, each with ten hits: over a whole period for a sliding window,
-    so that all its segments are used, within a second for the others.
+    """Print the bytes of an identity among 100,000, each with ten hits.
+
+    The hits of a sliding window are spread over a period, so that it uses all its segments.
     """
     print(f"{f'{CROWD:,} identities, 10 hits each':34}{'MEMORY USAGE':>14}{'used_memory':>14}")
-    stop(STOP_SECONDS)  # Nobody writes what the benches before have counted.
+    stop(STOP_SECONDS)  # No task writes earlier counts.
     connection = DIRECT.connection_pool.get_connection()
     for algorithm in ("token_bucket", "fixed_window", "sliding_window"):
         DIRECT.execute_command("FLUSHDB", "SYNC")
@@ -59,7 +68,7 @@ def crowd_memory() -> None:
         pause = PERIOD_US // 10 if algorithm == "sliding_window" else 100_000
         for hit in range(10):
             call = build_call([Charge(limit, b"m" * 32)], now=START_US + hit * pause)
-            command = asked(call)
+            command = encode(call)
             for first in range(0, CROWD, 500):
                 commands = [
                     command.replace(b"m" * 32, b"%032d" % number)

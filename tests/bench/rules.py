@@ -1,6 +1,4 @@
-"""What 1,000 rules and 20,000 overrides cost a request, against one rule and none; and the worst
-globs.
-"""
+"""The cost of 1,000 rules and 20,000 overrides for a request, and of the worst globs."""
 
 from __future__ import annotations
 
@@ -30,8 +28,7 @@ ROUNDS, REQUESTS = 11, 300
 
 
 def _rules(count: int) -> list[RateLimitRule]:
-    """Rules of which one applies to /app7/..., the others being prefixes and globs of other
-    places."""
+    """Return rules, one of which applies to /app7/. The others have other paths."""
     paths = [f"/app{n}/" if n % 3 else f"/shop{n}/*/items/**" for n in range(8, 7 + count)]
     others = [
         RateLimitRule(name=f"rule {n}", path=path, key="ip", rate=f"{10**9}/m")
@@ -41,9 +38,7 @@ def _rules(count: int) -> list[RateLimitRule]:
 
 
 def _setting(prefix: str, rules: int, overrides: int) -> tuple[Any, Ruleset]:
-    """A site with so many rules and overrides under a prefix of its own, and what a process knows
-    of it.
-    """
+    """Return the settings of a site with rules and overrides, and its ruleset."""
     setting = override_settings(RATELIMIT_CACHE_PREFIX=prefix, RATELIMIT_RULES=[])
     with setting:
         RateLimitOverride.objects.all().delete()
@@ -69,7 +64,7 @@ def _visits(middleware: RateLimitMiddleware, addresses: list[str]) -> None:
 
 
 def bench_rules() -> None:
-    """Wall and CPU time of a request through the middleware, and memory for the rules."""
+    """Print the time of a request through the middleware, and the memory of the rules."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     cases: dict[str, tuple[Any, Ruleset, list[str]]] = {}
@@ -81,7 +76,7 @@ def bench_rules() -> None:
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     cases["1,000 rules, 20,000 overrides"] = (*many, strangers)
-    cases["the same, who has an override"] = (*many, known)
+    cases["the same, a client with an override"] = (*many, known)
     middleware = RateLimitMiddleware(lambda request: HttpResponse())
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     for _ in range(ROUNDS):
@@ -113,9 +108,7 @@ def bench_rules() -> None:
 
 
 def _edits() -> None:
-    """What an edit of one rule among 10,000 costs a process, against reading all of them for the
-    first time.
-    """
+    """Print the cost of an edit of one rule among 10,000, and of reading all of them."""
     declared = [
         {
             "id": n,
@@ -153,7 +146,7 @@ def _edits() -> None:
 
 
 def _globs() -> None:
-    """The worst patterns of 1,000 characters against paths of 10,000."""
+    """Print the time of the worst patterns of 1,000 characters with paths of 10,000."""
     patterns: dict[str, tuple[str, str]] = {
         "a*a*a*…b against aaa…": ("/" + "a*" * 499 + "b", "/" + "a" * 9999),
         "**a**a…b against aaa…": ("/" + "**a" * 332 + "b", "/" + "a" * 9999),

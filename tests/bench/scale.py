@@ -1,4 +1,4 @@
-"""What leases, the deny cache and a cluster are worth, with real processes."""
+"""The effect of leases, of the deny cache and of a cluster, with real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDENTITIES, EACH = 400, 50
 
 
 def crowd(caches: dict[str, Any], count: int = PROCESSES, **job: Any) -> list[dict[str, Any]]:
-    """What so many processes report that do a job at the same time."""
+    """Run a job in several processes at the same time, and return their reports."""
     workers = [
         subprocess.Popen(
             [
@@ -37,11 +37,8 @@ def crowd(caches: dict[str, Any], count: int = PROCESSES, **job: Any) -> list[di
         )
         for number in range(count)
     ]
-    for order in (
-        "beat",
-        "beat",
-        "go",
-    ):  # The second heartbeat tells each of them how many they are.
+    # With the second heartbeat, each counts all processes.
+    for order in ("beat", "beat", "go"):
         for worker in workers:
             assert worker.stdin is not None
             worker.stdin.write(f"{order}\n")
@@ -54,7 +51,7 @@ def crowd(caches: dict[str, Any], count: int = PROCESSES, **job: Any) -> list[di
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """One process of a crowd."""
+    """Do the job in one of the processes."""
     import django
     from django.conf import settings
 
@@ -87,7 +84,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         if job.get("once") and admitted < decisions:
             break
         if job.get("until_refused"):
-            # Until nobody has been admitted for longer than units are held.
+            # Until no hit has been admitted for longer than units are held.
             refused_at = None if admitted != job.get("last") else refused_at or now
             job["last"] = admitted
             if refused_at is not None and now - refused_at > 1.5:
@@ -106,7 +103,7 @@ def per_second(reports: Sequence[dict[str, Any]]) -> float:
 
 
 def leases() -> None:
-    """One identity for eight processes, with a lease and without."""
+    """Print the decisions on one identity in eight processes, with a lease and without."""
     with Server() as server:
         plain = per_second(crowd(alias(server.url), rate="1000000000/h"))
         with Redis.from_url(server.url) as direct:
@@ -139,7 +136,7 @@ def leases() -> None:
 
 
 def flood() -> None:
-    """One identity that is refused, in four processes."""
+    """Print the refusals of one identity in four processes."""
     with Server() as server:
         with Redis.from_url(server.url) as direct:
             before = _calls(direct)
@@ -158,9 +155,7 @@ def _calls(direct: Redis) -> int:
 
 
 def shards() -> None:
-    """The same work on one server and on three masters: how fast, how much of the servers' time,
-    how exact.
-    """
+    """Print the speed, the CPU time and the exactness on one server and on three masters."""
     print(
         f"{'4 processes':16}{'decisions/s':>12}{'server CPU, µs/decision':>26}{'busiest':>9}{'admitted':>10}"  # noqa: E501
     )
@@ -192,7 +187,7 @@ def _cpu(server: Server) -> float:
 
 
 def bench_scale() -> None:
-    """All of it."""
+    """Print all tables."""
     leases()
     flood()
     shards()

@@ -1,4 +1,4 @@
-"""What a decision costs the server: the time of its script."""
+"""The cost of a decision for the server: the time of its script."""
 
 from __future__ import annotations
 
@@ -8,23 +8,16 @@ from django_ratelimit_lua.engine import heartbeat
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import Heartbeat
 from django_ratelimit_lua.limits.algorithms import BY_RATE
-from django_ratelimit_lua.limits.call import Call, Charge, Revision
-from django_ratelimit_lua.limits.program import program_for
-from django_ratelimit_lua.store import FLUSH_SECONDS, commands
-from tests.bench.measure import BARE, DIRECT, limiter, script_time
-
-
-def asked(call: Call) -> bytes:
-    """Return the command that decides a call. The server knows its script."""
-    command = commands.decision_command(call)
-    assert command.program is not None
-    DIRECT.script_load(command.program.source)
-    return command.data
+from django_ratelimit_lua.limits.call import Charge, Revision
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.store import FLUSH_SECONDS, commands, get_store
+from tests.bench.measure import BARE, DIRECT, encode, limiter, script_time
 
 
 def server_cost() -> None:
-    """Script time of a hit of 1, 3 and 8 limits of each algorithm: for one identity alone, for 250
-    in turn, and where the rules' revision is compared.
+    """Print the script time of a hit of 1, 3 and 8 limits of each algorithm.
+
+    The cases are one identity, 250 identities in turn, and a comparison of the rules' revision.
     """
     batches = {
         "bare": [commands.encode(b"EVALSHA", DIRECT.script_load(BARE).encode(), b"1", b"bench")]
@@ -45,7 +38,7 @@ def server_cost() -> None:
             for way, (identities, options) in ways.items():
                 limits = limiter(f"{way} {count}", rates, algorithm).limits
                 batches[f"{algorithm} {count} {way}"] = [
-                    asked(
+                    encode(
                         build_call([Charge(limit, b"%032d" % who) for limit in limits])._replace(
                             **options
                         )
@@ -65,15 +58,8 @@ def server_cost() -> None:
     print("aim: 1 limit at most 6x, 3 at most 15x; 1 sliding log at most 9x\n")
 
 
-def with_time(call: Call, now: int) -> list[Any]:
-    """Return the words of the command that decides a call at a time."""
-    call = call._replace(now=now)
-    source = program_for(call.algorithms).source
-    return ["EVAL", source, len(call.keys()), *call.keys(), *call.args()]
-
-
 def heartbeats() -> None:
-    """Script time of a heartbeat of ten processes and of a thousand, which beat once a second."""
+    """Print the script time of a heartbeat of ten and of a thousand processes."""
     heartbeat.LIFETIME = 3600  # One process sends all of them, which takes longer than usual.
     processes, taken = [Heartbeat() for _ in range(1000)], []
     for count in (10, 1000):
@@ -90,3 +76,27 @@ def heartbeats() -> None:
         end=" ",
     )
     print(f"{share:.1%} of a core in all\naim: at most twice as much, and 5 %\n")
+
+
+def bans() -> None:
+    """Print the script time of a hit under a limit that bans, for different clients."""
+    plain = Limit("plain", "10000000/h")
+    look = Limit("look", "10000000/h", ban_after=1000, ban_for="1h")
+    out = Limit("out", "10000000/h", ban_after=1000, ban_for="1h")
+    known, stranger = b"%032d" % 1, b"%032d" % 2
+    refusing = Limit("look", "0/h", ban_after=1000, ban_for="1h")
+    for _ in range(10):
+        get_store().decide(build_call([Charge(refusing, known)]))
+    get_store().decide(build_call([Charge(out, known, 0)], "ban"))
+    times = script_time(
+        {
+            "a plain hit": [encode(build_call([Charge(plain, stranger)]))],
+            "a hit, with the look for a ban": [encode(build_call([Charge(look, stranger)]))],
+            "the same, after ten offences": [encode(build_call([Charge(look, known)]))],
+            "refused by a ban": [encode(build_call([Charge(out, known)]))],
+        }
+    )
+    print("script time, µs")
+    for name, taken in times.items():
+        print(f"  {name:34}{taken:8.1f}{taken / times['a plain hit']:7.2f}x")
+    print("aim: the look at most 3 times a plain hit\n")

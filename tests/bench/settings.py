@@ -1,4 +1,4 @@
-"""The settings of the benches: a site whose processes share a database in a file."""
+"""The settings of the benchmarks. Their processes share a database in a file."""
 
 import os
 import tempfile
@@ -15,9 +15,7 @@ if "RATELIMIT_BENCH_DATABASE" not in os.environ:
         tempfile.mkdtemp(prefix="ratelimit-bench-"), "db.sqlite3"
     )
 ROOT_URLCONF = "tests.bench.peers.site"
-RATELIMIT_ON_STORE_ERROR = (
-    "local"  # As it is where nobody has set it: what it costs is in the figures.
-)
+RATELIMIT_ON_STORE_ERROR = "local"  # The default, whose cost is in the figures.
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",

@@ -1,6 +1,4 @@
-"""What the core adds to `django.setup()`, in CPU: processes of a site with django-redis, with and
-without the core.
-"""
+"""The CPU time that the core adds to `django.setup()` in a site with django-redis."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ APPS = [
 
 
 def setup() -> None:
-    """The shortest of some, as a busy machine only adds to them."""
+    """Print the shortest of some measurements, because a busy machine only adds to them."""
     without, with_core = (
         min(seconds(apps) for _ in range(ROUNDS))
         for apps in (APPS, [*APPS, "django_ratelimit_lua"])
@@ -40,7 +38,7 @@ def setup() -> None:
 
 
 def seconds(apps: list[str]) -> float:
-    """The time of a process whose modules are compiled."""
+    """Return the time of a process with compiled modules."""
     environment = {
         name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
     }

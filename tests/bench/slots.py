@@ -13,16 +13,13 @@ from django_ratelimit_lua.limits.algorithms.concurrency import new_slot
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.process.forks import chance
 from django_ratelimit_lua.store import get_store
-from tests.bench.measure import interleaved, limiter, script_time
-from tests.bench.script import asked
+from tests.bench.measure import encode, interleaved, limiter, script_time
 
 MANY, HANDED_OVER = 1000, 40
 
 
 def slots() -> None:
-    """Script time of taking, renewing and releasing a slot; what `RateLimiter.slot` takes, in and
-    out, beside `hit`.
-    """
+    """Print the costs of taking, renewing and releasing a slot, and of a hit."""
     rate = limiter("rate", "10000000/h", "sliding_window")
     held = limiter("slots", "100000", "concurrency")
     who = [b"%032d" % number for number in range(250)]
@@ -33,10 +30,10 @@ def slots() -> None:
     get_store().decide(refused)
     times = script_time(
         {
-            "a hit of a rate": [asked(build_call([Charge(rate.limits[0], one)])) for one in who],
-            "a slot is taken": [asked(call) for call in taken],
-            "a slot is released": [asked(call._replace(operation="refund")) for call in taken],
-            "a slot is refused": [asked(refused._replace(slot=new_slot(3600.0)))],
+            "a hit of a rate": [encode(build_call([Charge(rate.limits[0], one)])) for one in who],
+            "a slot is taken": [encode(call) for call in taken],
+            "a slot is released": [encode(call._replace(operation="refund")) for call in taken],
+            "a slot is refused": [encode(refused._replace(slot=new_slot(3600.0)))],
         }
     )
     print("script time, µs")
@@ -55,7 +52,7 @@ def slots() -> None:
         _hand_over(limiter("handed over", "1", "concurrency")) for _ in range(HANDED_OVER)
     )
     print(
-        "a slot that is released is taken by who waits for it after "
+        "a released slot is taken by a waiting process after "
         f"{delays[len(delays) // 2] * 1000:.0f} ms,",
         end=" ",
     )
@@ -82,7 +79,7 @@ def slots() -> None:
 
 
 def _hand_over(one: RateLimiter) -> float:
-    """Seconds from a release until the slot is taken by who waits for it."""
+    """Return the seconds from a release until a waiting thread has the slot."""
     taken: list[float] = []
 
     def wait() -> None:

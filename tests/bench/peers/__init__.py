@@ -1,7 +1,8 @@
-"""Other limiters beside ours: the same hits, identities and rates, on one server, in one run.
+"""Other limiters and ours: the same hits, identities and rates, on one server, in one run.
 
-- `limiters.py`: who they are, each through its own public entry;
-- `rounds.py`: how a hit of each is measured;
-- `requests.py`, `site.py`, `load.py`: what whole requests cost, on gunicorn and uvicorn;
+- `limiters.py`: the limiters, each with its public API;
+- `rounds.py`: the cost of a hit of each;
+- `requests.py`, `site.py`: the cost of whole requests, on gunicorn and uvicorn;
+- `promises.py`: the promises that each keeps;
 - `__main__.py`: the run, and `docs/benchmarks.inc`.
 """

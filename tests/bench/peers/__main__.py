@@ -1,5 +1,4 @@
-"""`make bench-peers`: what a hit and a request cost with other limiters and with ours, as ratios of
-one run.
+"""`make bench-peers`: the costs of hits and requests with other limiters and with ours.
 
 `--only` takes a part, `--quick` few rounds, to see that everything works; `--write` puts the tables
 into `docs/benchmarks.inc` and `docs/comparison.inc`, if all of them were measured with all rounds.
@@ -68,11 +67,11 @@ COMPARED = (
 )
 
 Column = tuple[str, Callable[[str], str]]
-"""A heading, and what stands under it beside a name."""
+"""A heading, and a function that returns the cell of a name."""
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> str:
-    """Of everything that takes part."""
+    """Return the versions of the server, Python and packages."""
 
     def of(package: str) -> str:
         try:
@@ -80,11 +79,11 @@ def versions(packages: Sequence[str] = PACKAGES) -> str:
         except PackageNotFoundError:
             return f"{package} not installed"
 
-    told = DIRECT.info("server")
+    info = DIRECT.info("server")
     name = (
-        f"Valkey {told['valkey_version']}"
-        if "valkey_version" in told
-        else f"Redis {told['redis_version']}"
+        f"Valkey {info['valkey_version']}"
+        if "valkey_version" in info
+        else f"Redis {info['redis_version']}"
     )
     return (
         f"{name}, Python {platform.python_version()}, {os.cpu_count()} cores; "
@@ -93,7 +92,7 @@ def versions(packages: Sequence[str] = PACKAGES) -> str:
 
 
 def table(title: str, names: Sequence[str], columns: Sequence[Column]) -> str:
-    """A list-table of reStructuredText: a row for each name."""
+    """Return a list-table of reStructuredText with a row for each name."""
     lines = [f".. list-table:: {title}".rstrip(), "   :header-rows: 1", "", "   * -"]
     lines += [f"     - {heading}" for heading, _ in columns]
     for name in names:
@@ -102,12 +101,12 @@ def table(title: str, names: Sequence[str], columns: Sequence[Column]) -> str:
 
 
 def failures(found: Mapping[str, Any]) -> list[str]:
-    """Why there are no numbers of some."""
+    """Return the reasons for missing numbers."""
     return [f"{name}: not run, {why}\n" for name, why in found.items() if isinstance(why, Failed)]
 
 
 def plain(found: Mapping[str, Any], field: str, form: str = "{:g}") -> Callable[[str], str]:
-    """A number as it is."""
+    """Return the cells of a number."""
 
     def cell(name: str) -> str:
         measured = found.get(name)
@@ -119,7 +118,7 @@ def plain(found: Mapping[str, Any], field: str, form: str = "{:g}") -> Callable[
 
 
 def ratio(found: Mapping[str, Any], field: str, form: str = "{:.0f} µs") -> Callable[[str], str]:
-    """How many times that of the bare call a number is; beside the bare call, how much that is."""
+    """Return the cells of a number as ratios to the bare call, which has the number itself."""
     if isinstance(found[BARE_NAME], Failed):
         raise SystemExit(f"{BARE_NAME}: {found[BARE_NAME]}")
     one, absolute = getattr(found[BARE_NAME], field), plain(found, field, form)
@@ -136,7 +135,7 @@ def ratio(found: Mapping[str, Any], field: str, form: str = "{:.0f} µs") -> Cal
 
 
 def hits(rounds: int) -> list[str]:
-    """Hits one after the other, by one process: of one limit, and of more."""
+    """Return tables of hits in one process, of one limit and of several."""
     measurable = [limiter for limiter in LIMITERS if limiter.make is not None]
     names = [limiter.name for limiter in measurable]
     alone = beyond_views(measure_hits(measurable, 1, rounds, len(IDENTITIES)))
@@ -169,7 +168,7 @@ def hits(rounds: int) -> list[str]:
 
 
 def coroutines(rounds: int) -> list[str]:
-    """Hits of one limit by coroutines of one event loop."""
+    """Return tables of hits of one limit by coroutines of one event loop."""
     measurable = [limiter for limiter in LIMITERS if limiter.amake is not None]
     columns, why = [], {}
     for count, found in measure_coroutines(measurable, (1, 10, 100), rounds).items():
@@ -184,7 +183,7 @@ def coroutines(rounds: int) -> list[str]:
 
 
 def processes(rounds: int) -> list[str]:
-    """Hits of one limit by eight processes."""
+    """Return a table of hits of one limit by eight processes."""
     measurable = [
         limiter
         for limiter in LIMITERS
@@ -208,7 +207,7 @@ def processes(rounds: int) -> list[str]:
 
 
 def requests(rounds: int) -> list[str]:
-    """Whole requests to servers of WSGI and ASGI."""
+    """Return tables of requests to servers of WSGI and ASGI."""
     tables = []
     for name, found in measure_requests(rounds).items():
         columns = [
@@ -229,28 +228,28 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", action="append", choices=list(PARTS))
-    told = parser.parse_args()
-    logging.disable()  # Some say at every hit what they do; ours would say so too.
+    options = parser.parse_args()
+    logging.disable()  # Some log every hit.
     call_command("migrate", verbosity=0)
     texts = {}
     used, compared = versions(), versions(COMPARED)
     for name, part in PARTS.items():
-        if name in (told.only or PARTS):
+        if name in (options.only or PARTS):
             print(f"{name} ...", file=sys.stderr, flush=True)
-            texts[name] = "\n".join(part(2 if told.quick else 7))
+            texts[name] = "\n".join(part(2 if options.quick else 7))
     tried = texts.pop("promises", "")
     measured = "\n".join([used + "\n", *texts.values()])
     print(f"{tried}\n{measured}")
-    if told.write and not told.quick:
+    if options.write and not options.quick:
         if tried:
             COMPARISON.write_text(f"{tried}\n{compared}\n")
-        if not told.only:
+        if not options.only:
             PAGE.write_text(measured)
     server.stop()
 
 
 def promises(rounds: int) -> list[str]:
-    """What happens to limits of ten when it matters. It comes last, because it stops the server."""
+    """Return a table of promises. It comes last, because it stops the server."""
     found = measure_promises()
     columns = [
         ("passed of 100 at once, limit 10", plain(found, "at_once")),

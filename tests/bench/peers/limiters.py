@@ -1,9 +1,8 @@
-"""The limiters that are compared, each through its own public entry.
+"""The compared limiters, each with its public API.
 
-Each is made for so many limits (1000/h, 1001/h, ...) of the same identity, and answers whether a
-hit is let through. Where several limits cannot be asked at once, they are asked one after the
-other, as users would. All are imported where they are made: a package that is missing or fails is a
-row that says so.
+Each has a number of limits (1000/h, 1001/h, ...) of the same identity, and returns whether a hit is
+admitted. If it cannot decide several limits at once, it decides one after the other, as in a
+project. A package that is missing or fails has a row with the error.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Decorate = Callable[[int, View], View]
 
 RATE = 1000
 HEADER = "X-Client"
-"""By which requests are counted."""
+"""The header by which requests are counted."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""Which promises each limiter keeps, found by trying: limits of ten, under simultaneous requests,
-around a window's edge, stacked, and while Redis hangs or is gone.
+"""The promises that each limiter keeps, measured with limits of ten.
+
+The cases are simultaneous requests, the edge of a window, several limits, and faults of Redis.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ SECONDS = {"s": 1, "h": 3600}
 
 
 class Promises(NamedTuple):
-    """What happened.
+    """The measured behaviour.
 
     - `at_once`: how many of 100 simultaneous requests passed a limit of 10;
     - `in_a_second`: the most that passed within a second of a limit of 10 a second;
     - `lost`: how much of one limit was used up by three requests that another refused;
     - `hung`, `down`: the answer while Redis hangs (with the seconds) or is gone;
-    - `retry_after`: whether a refusal says when to come back.
+    - `retry_after`: whether a refusal has this header.
     """
 
     at_once: int

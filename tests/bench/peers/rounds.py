@@ -1,4 +1,4 @@
-"""How hits are measured: every limiter in turn, round after round, and the median of each number.
+"""The cost of a hit: every limiter in turn, in several rounds, and the median of each number.
 
 A round is a hit of each identity, one after the other.
 """
@@ -26,8 +26,9 @@ PROCESSES, PROCESS_SECONDS = 8, 1.0
 
 
 class Cost(NamedTuple):
-    """Of a hit, in microseconds: what half of all and 99 of 100 take at most, CPU here and of the
-    server, the server's time inside commands; and its round trips.
+    """The cost of a hit in microseconds, and its round trips.
+
+    `client` and `server` are CPU times, and `commands` is the server's time in commands.
     """
 
     p50: float
@@ -38,14 +39,14 @@ class Cost(NamedTuple):
     trips: float
 
     def beyond(self, view: Cost) -> Cost:
-        """What it takes more than a view; its slowest, more than a usual one of the view."""
+        """Return the cost beyond a view. Its p99 is compared with the p50 of the view."""
         return Cost(
             *(more - less for more, less in zip(self, view._replace(p99=view.p50), strict=True))
         )
 
 
 class Footprint(NamedTuple):
-    """What an identity has in Redis: bytes after one hit and after ten, and keys."""
+    """The memory and the number of keys of an identity in Redis."""
 
     bytes_of_one: float
     bytes_of_ten: float
@@ -62,7 +63,7 @@ class Rate(NamedTuple):
 
 Turn = TypeVar("Turn")
 Failed = str
-"""Why there are no numbers."""
+"""The reason for missing numbers."""
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer
@@ -70,13 +71,13 @@ class Refused(Exception):  # noqa: N818 - it is an answer
 
 
 def _from(turn: int, all_of_them: list[Turn]) -> list[Turn]:
-    """Another one first in each round, so that nobody always follows the same."""
+    """Return the list rotated by the number of the round."""
     at = turn * 5 % max(len(all_of_them), 1)
     return all_of_them[at:] + all_of_them[:at]
 
 
 def server_cpu() -> float:
-    """Seconds that the server has used."""
+    """Return the CPU seconds of the server."""
     used = DIRECT.info("cpu")
     return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
 
@@ -114,7 +115,7 @@ def _round(
 def measure_hits(
     limiters: Iterable[Limiter], limits: int, rounds: int, calls: int
 ) -> dict[str, Cost | Failed]:
-    """What a hit of so many limits costs with each."""
+    """Return the cost of a hit of a number of limits with each limiter."""
     made: dict[str, tuple[Decide, float, frozenset[str]]] = {}
     found: dict[str, Cost | Failed] = {}
     taken: dict[str, list[Cost]] = {}
@@ -150,7 +151,7 @@ def measure_hits(
 
 
 def beyond_views(found: dict[str, Cost | Failed]) -> dict[str, Cost | Failed]:
-    """The same, where views have only what they cost beyond the same view without a limit."""
+    """Return the costs, those of views without the cost of the view itself."""
     result = dict(found)
     for limiter in LIMITERS:
         cost, view = found.get(limiter.name), found.get(limiter.beyond)
@@ -160,7 +161,7 @@ def beyond_views(found: dict[str, Cost | Failed]) -> dict[str, Cost | Failed]:
 
 
 def _asked(decide: Decide) -> tuple[float, frozenset[str]]:
-    """The round trips of a hit, and the names of its commands, but for those that scripts call."""
+    """Return the round trips of a hit, and the names of its commands outside scripts."""
     reads = [DIRECT.info("stats")["total_reads_processed"] for _ in range(4)]
     idle = min(after - before for before, after in itertools.pairwise(reads))
     trips = []
@@ -176,20 +177,20 @@ def _commands(decide: Decide) -> frozenset[str]:
     with DIRECT.monitor() as monitor:
         decide(IDENTITIES[0])
         DIRECT.echo("over")
-        heard = iter(monitor.next_command, None)
-        lines = itertools.takewhile(lambda line: not line["command"].startswith("ECHO"), heard)
+        commands = iter(monitor.next_command, None)
+        lines = itertools.takewhile(lambda line: not line["command"].startswith("ECHO"), commands)
         return frozenset(
             line["command"].split()[0].lower() for line in lines if line["client_type"] != "lua"
         )
 
 
 def _present() -> set[bytes]:
-    """The keys that there are, but those of statistics, which are of no identity."""
+    """Return the keys, without those of statistics."""
     return {key for key in map(bytes, DIRECT.keys()) if b"{stats" not in key}
 
 
 def measure_footprints(limiters: Iterable[Limiter], count: int = 20) -> dict[str, Footprint]:
-    """What an identity of each leaves behind under one limit."""
+    """Return the memory of an identity under one limit, by limiter."""
     found = {}
     for limiter in limiters:
         if limiter.make is None:
@@ -206,7 +207,7 @@ def measure_footprints(limiters: Iterable[Limiter], count: int = 20) -> dict[str
                 sizes.append(sum(DIRECT.memory_usage(key, samples=0) or 0 for key in keys) / count)
             found[limiter.name] = Footprint(sizes[0], sizes[1], len(keys) / count)
         except Exception:
-            continue  # The other tables say why.
+            continue  # Other tables have the error.
     return found
 
 
@@ -233,7 +234,7 @@ async def _together(decide: AsyncDecide, coroutines: int, decisions: int) -> Rat
 def measure_coroutines(
     limiters: Sequence[Limiter], counts: Iterable[int], rounds: int
 ) -> dict[int, dict[str, Rate | Failed]]:
-    """Hits of one limit, so many at once, all in one event loop: a connection belongs to a loop."""
+    """Measure hits of one limit by different numbers of coroutines in one event loop."""
 
     async def run(coroutines: int) -> dict[str, Rate | Failed]:
         made: dict[str, AsyncDecide] = {}
@@ -269,7 +270,7 @@ def measure_coroutines(
 
 
 def measure_processes(limiters: list[Limiter], rounds: int) -> dict[str, Rate | Failed]:
-    """Hits of one limit in eight processes at once, which go on for a second in each round."""
+    """Measure hits of one limit in eight processes, for a second in each round."""
     DIRECT.flushdb()
     workers = [
         subprocess.Popen(
@@ -323,7 +324,7 @@ def _order(workers: Sequence[subprocess.Popen[str]], line: str) -> list[Any]:
 
 
 def _work() -> None:
-    """One of these processes: makes the limiter that it is told, or hits it for a second."""
+    """Create limiters and hit them, as the lines of the input order."""
     django.setup()
     makers = {limiter.name: limiter.make for limiter in LIMITERS}
     made: dict[str, Decide] = {}

@@ -1,8 +1,6 @@
-"""The site of `requests.py`: a view under each limiter, on WSGI and ASGI. A limiter that is not
-installed has no view.
+"""The site of `requests.py`: a view under each installed limiter, on WSGI and ASGI.
 
-It has no middleware, and its views answer at once: what a limiter takes is as large a part of a
-request as it can be.
+It has no middleware, and its views respond immediately, so the share of the limiter is largest.
 """
 
 from __future__ import annotations
