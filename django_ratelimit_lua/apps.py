@@ -24,12 +24,14 @@ class RatelimitConfig(AppConfig):
         from .publishing import triggers
 
         _enable_loggers()
-        _answer_in_drf()
+        _set_drf_handler()
         audit.connect()
         triggers.connect()
         # Without a sender: before the receivers of any app, which may make decisions.
-        pre_migrate.connect(_migrating, dispatch_uid="django_ratelimit_lua.migrating")
-        post_migrate.connect(_migrated, sender=self, dispatch_uid="django_ratelimit_lua.migrated")
+        pre_migrate.connect(_before_migration, dispatch_uid="django_ratelimit_lua.migrating")
+        post_migrate.connect(
+            _after_migration, sender=self, dispatch_uid="django_ratelimit_lua.migrated"
+        )
 
 
 def _enable_loggers() -> None:
@@ -43,7 +45,7 @@ def _enable_loggers() -> None:
             logging.getLogger(name).disabled = False
 
 
-def _answer_in_drf() -> None:
+def _set_drf_handler() -> None:
     """Make our exception handler DRF's default. A project's own `EXCEPTION_HANDLER` is kept.
 
     DRF's own handler treats `Ratelimited` as any other `PermissionDenied`, and responds with 403.
@@ -54,14 +56,14 @@ def _answer_in_drf() -> None:
         DEFAULTS["EXCEPTION_HANDLER"] = "django_ratelimit_lua.throttling.exception_handler"
 
 
-def _migrating(**kwargs: object) -> None:
+def _before_migration(**kwargs: object) -> None:
     """Report no missing tables while they are created."""
     from .publishing import triggers
 
     triggers.before_migration()
 
 
-def _migrated(using: str, plan: object = (), **kwargs: object) -> None:
+def _after_migration(using: str, plan: object = (), **kwargs: object) -> None:
     """Publish the changes that migrations have made to rules, even if they removed the tables."""
     from .publishing import triggers
 

@@ -36,40 +36,45 @@ def finish_at_shutdown(application: Application) -> Application:
     """
 
     @wraps(application, updated=())
-    async def finishing(scope: Message, receive: Receive, send: Send) -> None:
+    async def call_application(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(application, scope, receive, send)
+            await _call_lifespan(application, scope, receive, send)
         else:
             await application(scope, receive, send)
 
-    return finishing
+    return call_application
 
 
-async def _live(application: Application, scope: Message, receive: Receive, send: Send) -> None:
-    received = 0
-    sent = 0
+async def _call_lifespan(
+    application: Application, scope: Message, receive: Receive, send: Send
+) -> None:
+    """Call an application for its lifespan, or answer the events if it does not support them."""
+    has_received = False
+    has_sent = False
 
-    async def count_received() -> Message:
-        nonlocal received
+    async def receive_event() -> Message:
+        nonlocal has_received
         event = await receive()
-        received += 1
+        has_received = True
         return event
 
-    async def send_finished(event: Message) -> None:
-        nonlocal sent
-        sent += 1
+    async def send_event(event: Message) -> None:
+        nonlocal has_sent
+        has_sent = True
         if event["type"].startswith("lifespan.shutdown."):
             await sync_to_async(finish, thread_sensitive=False)()
         await send(event)
 
     try:
-        await application(scope, count_received, send_finished)
+        await application(scope, receive_event, send_event)
     except Exception:
-        if sent:
+        if has_sent:
             raise
-    # An application without support has raised, or returned, before it answered the first event.
-    for event in ("startup", "shutdown") if not sent else ():
-        if not received:
-            await receive()
-        received = 0
-        await send_finished({"type": f"lifespan.{event}.complete"})
+    if has_sent:
+        return
+    # An application without support has raised or returned before it answered the first event.
+    if not has_received:
+        await receive()
+    await send_event({"type": "lifespan.startup.complete"})
+    await receive()
+    await send_event({"type": "lifespan.shutdown.complete"})

@@ -16,7 +16,7 @@ from .rules.conditions import ALL, UNSAFE
 from .rules.template import RateLike
 from .views.call_sites import compile_call_site, known_call_sites
 from .views.inspection import default_group
-from .web.plan import RequestPlanner
+from .web.request_plan import RequestPlanner
 
 __all__ = ["ALL", "UNSAFE", "Usage", "get_usage", "is_ratelimited"]
 
@@ -39,26 +39,27 @@ class Usage(TypedDict):
 
 
 P = ParamSpec("P")
-Answer = TypeVar("Answer", covariant=True)
+Result = TypeVar("Result", covariant=True)
 
 
-class UsageFunction(Protocol[P, Answer]):
+class UsageFunction(Protocol[P, Result]):
     """The type of `get_usage` and `is_ratelimited`, with django-ratelimit's constants."""
 
     ALL: None
     UNSAFE: list[str]
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Answer: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result: ...
 
 
-def _with_methods(function: Callable[P, Answer]) -> UsageFunction[P, Answer]:
-    named = cast("UsageFunction[P, Answer]", function)
-    named.ALL = ALL
-    named.UNSAFE = UNSAFE
-    return named
+def _add_constants(function: Callable[P, Result]) -> UsageFunction[P, Result]:
+    """Return a function, with django-ratelimit's constants as attributes."""
+    usage_function = cast("UsageFunction[P, Result]", function)
+    usage_function.ALL = ALL
+    usage_function.UNSAFE = UNSAFE
+    return usage_function
 
 
-@_with_methods
+@_add_constants
 def get_usage(
     request: HttpRequest,
     group: str | None = None,
@@ -110,7 +111,7 @@ def get_usage(
     )
 
 
-@_with_methods
+@_add_constants
 def is_ratelimited(
     request: HttpRequest,
     group: str | None = None,

@@ -31,7 +31,7 @@ from .views.inspection import (
     default_group,
     stack_of,
 )
-from .web.plan import RequestPlanner
+from .web.request_plan import RequestPlanner
 from .web.responses import (
     add_ratelimit_headers,
     arefused_response,
@@ -143,13 +143,13 @@ def is_async(view: object) -> bool:
     """
     if iscoroutinefunction(view) or inspect.iscoroutinefunction(view):
         return True
-    while isinstance(view, functools.partial):
-        view = view.func
-    owner = getattr(view, "__self__", None)
-    return (
-        getattr(view, "__name__", "") == "dispatch"
-        and getattr(type(owner), "view_is_async", False) is True
-    )
+    function = view
+    while isinstance(function, functools.partial):
+        function = function.func
+    if getattr(function, "__name__", "") != "dispatch":
+        return False
+    owner = getattr(function, "__self__", None)
+    return getattr(type(owner), "view_is_async", False) is True
 
 
 def _raise_if_unlimitable(view: Callable[..., object]) -> None:
@@ -164,12 +164,14 @@ def _raise_if_unlimitable(view: Callable[..., object]) -> None:
     if not inspect.isfunction(view):
         return
     arguments = view.__code__.co_varnames[: view.__code__.co_argcount]
-    is_in_class = view.__qualname__.rpartition(".")[0][-1:] not in ("", ">")
+    owner = view.__qualname__.rpartition(".")[0]  # Empty for a function of a module.
+    is_in_class = owner != "" and not owner.endswith("<locals>")
     if is_in_class and arguments[:1] in (("self",), ("cls",)):
         raise _method_error(view)
 
 
 def _method_error(view: Callable[..., object]) -> LimitError:
+    """Return the error for a function whose first argument is not a request."""
     name = getattr(view, "__qualname__", repr(view))
     return LimitError(
         f"@ratelimit on {name}: its first argument is not a request. On a method, use "

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import Any, NamedTuple, TypeVar, Unpack, cast, overload
 from weakref import ref
 
 from asgiref.sync import iscoroutinefunction
@@ -53,6 +53,17 @@ _Decided = tuple[Decision, Sequence[DecidedCharge]]
 
 _DEFERRED = (AsyncGeneratorType, Awaitable, GeneratorType, StreamingHttpResponse)
 """Results of functions that return before their work is done."""
+
+
+class _LimitsInForce(NamedTuple):
+    """The limits of a limiter by one ruleset, and the rule of its name.
+
+    The reference is weak, so that a limiter that is rarely used keeps no old rules in memory.
+    """
+
+    ruleset: ref[Ruleset]
+    limits: Sequence[Limit]
+    rule: Rule | None
 
 
 class RateLimiter:
@@ -101,8 +112,7 @@ class RateLimiter:
         # Its limits are named like those of a rule that replaces them, which keeps their counts.
         self._template = LimitTemplate(None, rates, options=options)
         self._rates = rates
-        # A weak reference: a limiter that is rarely used must not keep old rules in memory.
-        self._known: tuple[ref[Ruleset], Sequence[Limit], Rule | None] | None = None
+        self._in_force: _LimitsInForce | None = None
         # Errors in the limits raise here, not at the first hit.
         if not self.limits or len(set(rates)) < len(rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
@@ -128,25 +138,26 @@ class RateLimiter:
 
         The limits are those of the rule if it replaces this limiter's own.
         """
-        known = self._known
-        if known is not None and known[0]() is ruleset:  # A change of settings makes a new ruleset.
-            return known[1:]
+        in_force = self._in_force
+        if in_force is not None and in_force.ruleset() is ruleset:
+            return in_force.limits, in_force.rule
         limits = self.limits
         rule = ruleset.by_name.get(self.name)
         if rule is not None and rule.group == self.name and rule.template is not None:
             limits = ()
             if rule.mode != "off":
                 limits = rule.template.in_place_of(self.limits).limits(self.name)
-        self._known = (ref(ruleset), limits, rule)
+        self._in_force = _LimitsInForce(ref(ruleset), limits, rule)
         return limits, rule
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out the rules: another process has its own."""
-        return {**self.__dict__, "_known": None}
+        return {**self.__dict__, "_in_force": None}
 
     def _charges(
         self, ruleset: Ruleset | None, identity: Identity, subject: bytes, cost: int = 1
     ) -> list[DecidedCharge]:
+        """Return the charges for an identity, whose digest is `subject`."""
         limits: Sequence[Limit]
         rule = None
         if ruleset is None:
@@ -222,7 +233,7 @@ class RateLimiter:
         """
         if callable(identity):
             return self.slot(key=key, cost=cost, timeout=timeout, what=what)(identity)
-        return Slot(self, identity, key, cost, _seconds(timeout), what)
+        return Slot(self, identity, key, cost, _timeout_seconds(timeout), what)
 
     def hit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units.
@@ -363,7 +374,8 @@ class RateLimiter:
         >>> reports.acquire("ada", 50, debt=True).wait
         0.0
         """
-        decision, charges = run(self._acquiring(identity, cost, _seconds(timeout), debt))
+        acquiring = self._acquiring(identity, cost, _timeout_seconds(timeout), debt)
+        decision, charges = run(acquiring)
         if decision and decision.wait > 0:
             wait_turn(decision.wait, charges)
         return decision
@@ -377,7 +389,8 @@ class RateLimiter:
         debt: bool = False,
     ) -> Decision:
         """`acquire`, for coroutines."""
-        decision, charges = await arun(self._acquiring(identity, cost, _seconds(timeout), debt))
+        acquiring = self._acquiring(identity, cost, _timeout_seconds(timeout), debt)
+        decision, charges = await arun(acquiring)
         if decision and decision.wait > 0:
             await await_turn(decision.wait, charges)
         return decision
@@ -385,16 +398,12 @@ class RateLimiter:
     def _acquiring(
         self, identity: Identity, cost: int, timeout: float, debt: bool
     ) -> Waiting[_Decided]:
-        for limit in self.limits if debt else ():
-            if not limit.kind.allows_debt:
-                problem = f"debt needs algorithm='token_bucket', not {limit.algorithm!r}"
-                raise LimitError(f"RateLimiter {self.name!r}: {problem}", "debt")
-            if whole_cost(cost) > (most := max_debt(limit)):
-                problem = f"cost is {cost}; the maximum with debt at {limit.rate} is {most}"
-                raise LimitError(f"RateLimiter {self.name!r}: {problem}", "cost")
+        """Hit until it is allowed, or the timeout is over. Return the last decision."""
+        if debt:
+            self._raise_if_no_debt(whole_cost(cost))
 
-        def attempt(left: float) -> _HitPlanner:
-            max_wait_us = -1 if left == math.inf else round(left * SECOND)
+        def attempt(seconds_left: float) -> _HitPlanner:
+            max_wait_us = -1 if seconds_left == math.inf else round(seconds_left * SECOND)
             return _HitPlanner(
                 self,
                 "hit",
@@ -406,6 +415,17 @@ class RateLimiter:
             )
 
         return trying(attempt, timeout)
+
+    def _raise_if_no_debt(self, cost: int) -> None:
+        """Raise `LimitError` if the limits do not allow a debt of this cost."""
+        for limit in self.limits:
+            if not limit.kind.allows_debt:
+                problem = f"debt needs algorithm='token_bucket', not {limit.algorithm!r}"
+                raise LimitError(f"RateLimiter {self.name!r}: {problem}", "debt")
+            maximum = max_debt(limit)
+            if cost > maximum:
+                problem = f"cost is {cost}; the maximum with debt at {limit.rate} is {maximum}"
+                raise LimitError(f"RateLimiter {self.name!r}: {problem}", "cost")
 
     @overload
     def __call__(self, function: F) -> F: ...
@@ -455,19 +475,9 @@ class RateLimiter:
             return functools.partial(
                 RateLimiter.__call__, self, key=key, cost=cost, timeout=timeout, fallback=fallback
             )
-        called = _called_by(function)
-        name = getattr(called, "__qualname__", type(called).__qualname__)
-        if isinstance(function, type):
-            raise LimitError(f"RateLimiter {self.name!r}: {name} is not a function")
-        if problem := decoration_problem(function):
-            raise LimitError(f"RateLimiter {self.name!r} {problem}")
-        if inspect.isasyncgenfunction(called):
-            remedy = "await ahit() or aacquire() inside it"
-            raise LimitError(f"RateLimiter {self.name!r}: {name} is an async generator; {remedy}")
-        if problem := async_mismatch(fallback, is_async=_is_async(function)):
-            raise LimitError(f"RateLimiter {self.name!r}: fallback {problem}", "fallback")
+        self._raise_if_undecoratable(function, fallback)
 
-        def arguments(*args: object, **kwargs: object) -> tuple[Identity, int]:
+        def read_arguments(*args: object, **kwargs: object) -> tuple[Identity, int]:
             identity: Identity = None
             units = cost
             if key is not None:
@@ -478,14 +488,14 @@ class RateLimiter:
 
         @functools.wraps(function)
         def limited(*args: object, **kwargs: object) -> object:
-            decision = self.acquire(*arguments(*args, **kwargs), timeout=timeout)
+            decision = self.acquire(*read_arguments(*args, **kwargs), timeout=timeout)
             if not decision:
                 return fall_back(fallback, Ratelimited(decision), *args, **kwargs)
             return function(*args, **kwargs)
 
         @functools.wraps(function)
         async def alimited(*args: object, **kwargs: object) -> object:
-            decision = await self.aacquire(*arguments(*args, **kwargs), timeout=timeout)
+            decision = await self.aacquire(*read_arguments(*args, **kwargs), timeout=timeout)
             if not decision:
                 return await afall_back(fallback, Ratelimited(decision), *args, **kwargs)
             return await function(*args, **kwargs)
@@ -493,6 +503,20 @@ class RateLimiter:
         if _is_async(function):
             return cast(F, alimited)
         return cast(F, limited)
+
+    def _raise_if_undecoratable(self, function: Callable[..., object], fallback: object) -> None:
+        """Raise `LimitError` if a function, or its fallback, cannot be decorated."""
+        called = _innermost_function(function)
+        name = _name_of(called)
+        if isinstance(function, type):
+            raise LimitError(f"RateLimiter {self.name!r}: {name} is not a function")
+        if problem := decoration_problem(function):
+            raise LimitError(f"RateLimiter {self.name!r} {problem}")
+        if inspect.isasyncgenfunction(called):
+            remedy = "await ahit() or aacquire() inside it"
+            raise LimitError(f"RateLimiter {self.name!r}: {name} is an async generator; {remedy}")
+        if problem := async_mismatch(fallback, is_async=_is_async(function)):
+            raise LimitError(f"RateLimiter {self.name!r}: fallback {problem}", "fallback")
 
 
 class Slot:
@@ -516,7 +540,8 @@ class Slot:
         self._in_use = threading.Lock()
         self._held: Held | None = None
 
-    def _taking(self) -> Waiting[_Decided]:
+    def _acquiring(self) -> Waiting[_Decided]:
+        """Hit until a slot is free, or the timeout is over. Raises `RuntimeError` if in use."""
         if not self._in_use.acquire(blocking=False):
             name = self._limiter.name
             raise RuntimeError(
@@ -524,7 +549,7 @@ class Slot:
             )
         return trying(self._attempt, self._timeout)
 
-    def _left(self) -> Held | None:
+    def _take_held(self) -> Held | None:
         """Return the held slot, and let the next `with` use this object."""
         held = self._held
         self._held = None
@@ -532,7 +557,8 @@ class Slot:
             self._in_use.release()
         return held
 
-    def _attempt(self, left: float) -> _HitPlanner:
+    def _attempt(self, seconds_left: float) -> _HitPlanner:
+        """Return the planner of one hit, which does not wait on the server: see `trying`."""
         slot = new_slot(conf.SLOT_SECONDS)
         tries_again = self._timeout > 0
         return _HitPlanner(
@@ -540,15 +566,16 @@ class Slot:
         )
 
     def _hold(self, decision: Decision, charges: Sequence[DecidedCharge]) -> Held:
+        """Hold the slot of a decision. Raises `Ratelimited` if it refuses."""
         if not decision:
             raise Ratelimited(decision)
         self._held = Held(decision, charges, self._what)
         return self._held
 
     def __enter__(self) -> Held:
-        taking = self._taking()
+        acquiring = self._acquiring()
         try:
-            decision, charges = run(taking)
+            decision, charges = run(acquiring)
             held = self._hold(decision, charges)
             if decision.wait > 0:  # Because of a rate in the same limiter.
                 wait_turn(decision.wait, charges)
@@ -558,7 +585,7 @@ class Slot:
         return held
 
     def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
-        held = self._left()
+        held = self._take_held()
         if held is None:
             return
         if kind is GeneratorExit:
@@ -567,9 +594,9 @@ class Slot:
             held.release()
 
     async def __aenter__(self) -> Held:
-        taking = self._taking()
+        acquiring = self._acquiring()
         try:
-            decision, charges = await arun(taking)
+            decision, charges = await arun(acquiring)
             held = self._hold(decision, charges)
             if decision.wait > 0:
                 await await_turn(decision.wait, charges)
@@ -579,7 +606,7 @@ class Slot:
         return held
 
     async def __aexit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
-        held = self._left()
+        held = self._take_held()
         if held is None:
             return
         if kind is GeneratorExit:  # A closed coroutine cannot await.
@@ -593,18 +620,11 @@ class Slot:
         Raises `LimitError` for a function whose work begins after the call has returned, such as a
         generator.
         """
-        called = _called_by(function)
-        name = getattr(called, "__qualname__", type(called).__qualname__)
+        self._raise_if_undecoratable(function)
+        name = _name_of(_innermost_function(function))
         what = self._what or name
-        if isinstance(function, type):
-            raise self._returns_early(name)
-        if problem := decoration_problem(function):
-            raise LimitError(f"RateLimiter {self._limiter.name!r} {problem}")
-        for inner in (inspect.unwrap(called), type(called).__call__):
-            if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-                raise self._returns_early(name)
 
-        def slot(*args: object, **kwargs: object) -> Slot:
+        def make_slot(*args: object, **kwargs: object) -> Slot:
             identity = self._identity
             if self._key is not None:
                 identity = self._key(*args, **kwargs)
@@ -612,19 +632,30 @@ class Slot:
 
         @functools.wraps(function)
         def holding(*args: object, **kwargs: object) -> object:
-            with slot(*args, **kwargs):
-                return self._checked(name, function(*args, **kwargs))
+            with make_slot(*args, **kwargs):
+                return self._check_result(name, function(*args, **kwargs))
 
         @functools.wraps(function)
         async def aholding(*args: object, **kwargs: object) -> object:
-            async with slot(*args, **kwargs):
-                return self._checked(name, await function(*args, **kwargs))
+            async with make_slot(*args, **kwargs):
+                return self._check_result(name, await function(*args, **kwargs))
 
         if _is_async(function):
             return cast(F, aholding)
         return cast(F, holding)
 
-    def _checked(self, name: str, result: Any) -> object:
+    def _raise_if_undecoratable(self, function: Callable[..., object]) -> None:
+        """Raise `LimitError` if a function cannot hold a slot until its work is done."""
+        called = _innermost_function(function)
+        if isinstance(function, type):
+            raise self._early_return_error(_name_of(called))
+        if problem := decoration_problem(function):
+            raise LimitError(f"RateLimiter {self._limiter.name!r} {problem}")
+        for inner in (inspect.unwrap(called), type(called).__call__):
+            if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+                raise self._early_return_error(_name_of(called))
+
+    def _check_result(self, name: str, result: Any) -> object:
         """Return the result of a call.
 
         Raises `LimitError` if its work begins only after the slot is released.
@@ -634,9 +665,10 @@ class Slot:
             return result
         if hasattr(kind, "close"):
             result.close()
-        raise self._returns_early(name)
+        raise self._early_return_error(name)
 
-    def _returns_early(self, name: str) -> LimitError:
+    def _early_return_error(self, name: str) -> LimitError:
+        """Return the error for a function whose work is not done when it returns."""
         remedy = (
             "use `with limiter.slot(...)` inside it, or for a view @ratelimit(..., "
             'algorithm="concurrency")'
@@ -645,21 +677,26 @@ class Slot:
         return LimitError(f"RateLimiter {self._limiter.name!r}: {problem}; {remedy}")
 
 
-def _seconds(timeout: float | timedelta | None) -> float:
+def _timeout_seconds(timeout: float | timedelta | None) -> float:
     """Return the seconds of a timeout. None is infinite."""
     return math.inf if timeout is None else wait_us(timeout, "timeout") / SECOND
 
 
-def _called_by(function: Callable[..., object]) -> Callable[..., object]:
+def _innermost_function(function: Callable[..., object]) -> Callable[..., object]:
     """Return the function inside a `functools.partial`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
+def _name_of(function: Callable[..., object]) -> str:
+    """Return the name of a function, or of the class of another callable."""
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
 def _is_async(function: Callable[..., object]) -> bool:
     """Return whether a call returns a coroutine; also for an object with an async `__call__`."""
-    called = _called_by(function)
+    called = _innermost_function(function)
     return iscoroutinefunction(called) or iscoroutinefunction(type(called).__call__)
 
 
@@ -679,7 +716,7 @@ class _HitPlanner(Planner):
         self.options = options
         self.parties: Sequence[Party] = ()
         self.units = cost if self.is_hit else 0
-        self._asked: Operation = operation
+        self._requested: Operation = operation
         self._limiter = limiter
         self._identity = supplied_identity(identity)
         self._subject = digest(identity)
@@ -690,24 +727,26 @@ class _HitPlanner(Planner):
         if type(cost) is not int or cost != 1:
             whole_cost(cost, f"Limit {self._limiter.name!r}: cost is")
         self.gathered = self._limiter._charges(ruleset, self._identity, self._subject, cost)
-        # It is an error only by current rules, which the call compares.
-        self.operation = "peek" if self._is_misplaced() else self._asked
+        # `finish` raises the error, when the call has shown that the rules are current.
+        self.operation = "peek" if self._changes_slots() else self._requested
         return ()
 
-    def _is_misplaced(self) -> bool:
-        """Return whether the operation would take or release slots, which only `slot` does."""
-        if self._asked not in ("hit", "charge", "refund") or "slot" in self.options:
+    def _changes_slots(self) -> bool:
+        """Return whether the operation would take or release slots, which only `slot` does.
+
+        A charge and a refund change the other limits, if there are any.
+        """
+        if self._requested not in ("hit", "charge", "refund") or "slot" in self.options:
             return False
-        for planned in self.gathered:
-            if planned.charge.limit.holds:
-                return self._asked == "hit" or all(
-                    each.charge.limit.holds for each in self.gathered
-                )
-        return False
+        limits = [planned.charge.limit for planned in self.gathered]
+        slot_limits = [limit for limit in limits if limit.holds]
+        if not slot_limits:
+            return False
+        return self._requested == "hit" or len(slot_limits) == len(limits)
 
     def finish(self, decision: Decision) -> Sequence[Wait]:
         """Raise `LimitError` for an operation that concurrency limits do not support."""
-        if self.operation != self._asked:
-            problem = f"{self._asked} is not supported by concurrency limits; use slot()"
+        if self.operation != self._requested:
+            problem = f"{self._requested} is not supported by concurrency limits; use slot()"
             raise LimitError(f"RateLimiter {self._limiter.name!r}: {problem}", "algorithm")
         return ()

@@ -14,14 +14,14 @@ from .engine.decide import deciding
 from .engine.holding import waiting_turn
 from .engine.run import Wait, Waiting, arun, logging_errors, run
 from .exceptions import Ratelimited
-from .identity.request_state import RequestState, request_state
-from .identity.routes import is_expected_view
+from .identity.request_state import RequestState, is_expected_view, request_state
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset, settings_rules
 from .store import Deadline
 from .views.exempt import is_exempt
-from .web.plan import Place, RequestPlanner
+from .web.plan import Place
 from .web.refusal import details_of
+from .web.request_plan import RequestPlanner
 from .web.responses import (
     add_ratelimit_headers,
     attach_decision,

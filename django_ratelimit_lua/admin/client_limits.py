@@ -294,7 +294,7 @@ class _ClientPlanner(Planner):
         # A RateLimiter uses no overrides.
         own = [planned for planned in listed if not _is_limiter(planned.name)]
         rest = [planned for planned in listed if _is_limiter(planned.name)]
-        self.take([Party(own, overrides, False), Party(rest, (), False)])
+        self.set_parties([Party(own, overrides, False), Party(rest, (), False)])
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         """Keep the ruleset. The charges do not depend on it."""

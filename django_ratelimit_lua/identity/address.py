@@ -38,12 +38,12 @@ _UNTRUSTED = (
     "is not set. Behind a proxy, all clients share one count: set it to the networks or the number "
     "of your proxies. If there is no proxy, set it to 0. (Logged once per process.)"
 )
-_NO_ADDRESS = (
+NO_ADDRESS = (
     "A request has no REMOTE_ADDR, as behind a Unix socket, so all clients share one count. If the "
     "proxy sends X-Forwarded-For, add 'unix' to RATELIMIT_TRUSTED_PROXIES; otherwise, set "
     "RATELIMIT_IP_META_KEY. (Logged once per process.)"
 )
-_unlogged = {_UNTRUSTED, _NO_ADDRESS}
+_unlogged = {_UNTRUSTED, NO_ADDRESS}
 """The warnings that this process has not logged yet."""
 _TOKEN = r"[!#$%&'*+.^`|~\w-]++"
 _VALUE = r'(?:"(?:[^"\\]|\\.)*+"|[^\s,;"]*+)'
@@ -237,17 +237,15 @@ def client_address(request: HttpRequest) -> ClientAddress:
     peer = meta.get("REMOTE_ADDR")
     trusted = conf.TRUSTED_PROXIES
     if trusted is None:
-        if not peer:
-            _warn_once(_NO_ADDRESS)
-        elif "HTTP_X_FORWARDED_FOR" in meta or "HTTP_FORWARDED" in meta:
-            _warn_once(_UNTRUSTED, peer)
+        if "HTTP_X_FORWARDED_FOR" in meta or "HTTP_FORWARDED" in meta:
+            warn_once(_UNTRUSTED, peer)
         return parse_client_address(peer, "it is REMOTE_ADDR; no proxy is trusted")
     header = conf.PROXY_HEADER
     text = meta.get("HTTP_" + header.upper().replace("-", "_"))
     return find_forwarded_address(peer, text, header, trusted)
 
 
-def _warn_once(warning: str, *arguments: object) -> None:
+def warn_once(warning: str, *arguments: object) -> None:
     """Log a warning, unless this process has logged it before."""
     try:
         _unlogged.remove(warning)
@@ -349,7 +347,6 @@ def _explain_untrusted_peer(peer: str | None, trusted: tuple[Network, ...]) -> s
     if not peer:
         if conf.TRUSTS_SOCKET:
             return ""
-        _warn_once(_NO_ADDRESS)
         return (
             "it is REMOTE_ADDR; add 'unix' to RATELIMIT_TRUSTED_PROXIES if a proxy connects by a "
             "Unix socket"

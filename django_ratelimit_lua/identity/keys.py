@@ -30,7 +30,7 @@ from ..conf import conf, on_change
 from ..conf.values import accepts, dotted_name, import_lazily
 from ..limits.rate import LimitError
 from . import Identity
-from .address import client_address, subnet
+from .address import NO_ADDRESS, client_address, subnet, warn_once
 from .fields import (
     UNREAD,
     Value,
@@ -43,8 +43,7 @@ from .fields import (
     normalize_text,
     query_value,
 )
-from .request_state import request_state
-from .routes import known_match, resolve_route
+from .request_state import known_match, request_state, resolve_route
 from .session import session_key
 
 if TYPE_CHECKING:
@@ -120,7 +119,10 @@ def _read_user(group: str, request: HttpRequest, user: User | AnonymousUser) -> 
 
 
 def _read_ip(group: str, request: HttpRequest, user: object) -> Identity:
-    return ("ip", client_address(request).network)
+    network = client_address(request).network
+    if network is None:
+        warn_once(NO_ADDRESS)
+    return ("ip", network)
 
 
 def _read_subnet(group: str, request: HttpRequest, user: object) -> Identity:

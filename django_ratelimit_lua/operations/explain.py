@@ -20,8 +20,7 @@ from ..engine.decide import build_call, decide, deciding_call, forgetting, now_u
 from ..engine.run import run
 from ..exceptions import StoreError
 from ..identity.names import Name, Part, display_name
-from ..identity.request_state import request_state
-from ..identity.routes import resolve_route
+from ..identity.request_state import request_state, resolve_route
 from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
@@ -34,8 +33,9 @@ from ..rules.ruleset import Ruleset
 from ..views.exempt import is_exempt
 from ..views.inspection import BEFORE_METHODS, Stack, ViewLimits, inspect_view, is_behind_login
 from ..web.overrides import NOTHING, REFUSED
-from ..web.plan import Place, Planner, RequestPlanner
-from ..web.usage import is_logged_in, prepared_view
+from ..web.plan import Place, Planner
+from ..web.request_plan import RequestPlanner
+from ..web.usage import is_logged_in, prepare_view
 from .history import record_action
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -199,7 +199,7 @@ class _Explainer:
     def _explain_throttles(self, limits: ViewLimits, match: ResolverMatch) -> None:
         """Explain this package's throttles of a view, and note those of others."""
         try:
-            view = prepared_view(limits.class_view, match, self.request)
+            view = prepare_view(limits.class_view, match, self.request)
             throttles = view.get_throttles()
         except Exception as error:  # The project's code may raise anything.
             self._add_error(_("throttles of the view"), error)

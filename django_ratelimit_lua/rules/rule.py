@@ -9,8 +9,7 @@ from typing import Any
 from django.http import HttpRequest
 
 from ..identity.keys import Key
-from ..identity.request_state import waiting_time
-from ..identity.routes import resolve_route
+from ..identity.request_state import resolve_route, waiting_time
 from ..limits.limit import Limit
 from .conditions import Condition, path_pattern
 from .template import LimitTemplate

@@ -1,8 +1,7 @@
 """Tools for the tests of projects: other settings, fresh counts, a movable clock, a server.
 
-Projects import this package in their tests, and pytest loads it through its plugin. It imports
-`engine` and `rules`. No other package imports it. It does not imitate Redis: it starts real
-servers.
+It imports `engine` and `rules`. No other package imports it, and it must not imitate Redis: it
+starts real servers.
 """
 
 from __future__ import annotations
@@ -90,11 +89,11 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         set_up = cls.setUp
 
         def setUp(test: unittest.TestCase) -> None:
-            # Not this object: it is one for all tests, which may be nested by inheritance.
-            again = copy(self)
-            again.options = dict(self.options)
-            again.enable()
-            test.addCleanup(again.disable)
+            # A copy for each test: if a subclass is decorated, too, two are in force at once.
+            override = copy(self)
+            override.options = dict(self.options)
+            override.enable()
+            test.addCleanup(override.disable)
             set_up(test)
 
         cls.setUp = setUp
@@ -152,7 +151,8 @@ class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
     def enable(self) -> move_clock:
         """Stop the clock."""
         deny_cache.clear()
-        self._before, self.now_us = decide.clock, time.time_ns() // 1000
+        self._before = decide.clock
+        self.now_us = time.time_ns() // 1000
         decide.clock = lambda: self.now_us
         return self
 

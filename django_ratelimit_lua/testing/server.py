@@ -20,7 +20,7 @@ _KEEPER = """folder=$1; shift
 echo $child
 read -r _
 kill -CONT $child 2>/dev/null; kill $child 2>/dev/null
-# One that runs an endless script does not listen.
+# A server that runs an endless script ignores the signal.
 (sleep 2; kill -9 $child) >/dev/null 2>&1 & killer=$!
 wait $child 2>/dev/null; kill $killer
 rm -rf "$folder"
@@ -62,7 +62,7 @@ class Server:
         self.password = dict(pairwise(self.options)).get("--requirepass", "")
         self.port = port
         self.pid = 0
-        self._said = ""
+        self._output = ""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -74,8 +74,8 @@ class Server:
     def start(self) -> Server:
         """Start the server, and wait until it replies."""
         port = self.port or _free_port()
-        if not self._started(port):
-            raise RuntimeError(f"{self.binary} did not start on port {port}: {self._said}")
+        if not self._start_on(port):
+            raise RuntimeError(f"{self.binary} did not start on port {port}: {self._output}")
         self.port = port
         return self
 
@@ -96,7 +96,8 @@ class Server:
     ) -> None:
         self.stop()
 
-    def _started(self, port: int) -> bool:
+    def _start_on(self, port: int) -> bool:
+        """Start the server on a port. Return whether it replies within ten seconds."""
         folder = tempfile.mkdtemp(prefix="ratelimit-")
         server = [
             self.binary,
@@ -113,7 +114,7 @@ class Server:
             ["/bin/sh", "-c", _KEEPER, "sh", folder, *server, "--dir", folder, *self.options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Ctrl-C is for this process; the server goes when this process does.
+            # So that Ctrl-C does not reach the server, which stops when this process ends.
             start_new_session=True,
         )
         assert self._process.stdout
@@ -123,7 +124,7 @@ class Server:
             if _process_at(port, self.password) == self.pid:
                 return True
             time.sleep(0.01)
-        self._said = Path(folder, "log").read_text(errors="replace")
+        self._output = Path(folder, "log").read_text(errors="replace")
         self.stop()
         return False
 
@@ -143,14 +144,14 @@ def _process_at(port: int, password: str) -> int | None:
                 secret = password.encode()
                 connection.sendall(b"*2\r\n$4\r\nAUTH\r\n$%d\r\n%b\r\n" % (len(secret), secret))
             connection.sendall(b"INFO server\r\n")
-            answer = b""
-            while (
-                b"process_id:" not in answer or b"\r\n" not in answer.partition(b"process_id:")[2]
-            ):
+            reply = b""
+            while True:
+                line, end, _rest = reply.partition(b"process_id:")[2].partition(b"\r\n")
+                if end:
+                    return int(line)
                 received = connection.recv(65536)
                 if not received:
                     return None
-                answer += received
+                reply += received
     except OSError:
         return None
-    return int(answer.partition(b"process_id:")[2].split(b"\r\n")[0])

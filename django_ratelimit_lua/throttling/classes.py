@@ -38,8 +38,9 @@ from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
 from ..views.call_sites import THROTTLE, CallSite, known_call_sites
-from ..web.plan import OnError, Place, RequestPlanner
+from ..web.plan import Place
 from ..web.refusal import Refusal, refusal_of
+from ..web.request_plan import OnError, RequestPlanner
 from ..web.responses import attach_decision
 from ..web.settlement import hold_slots, watch_method
 from .handler import last_refusal, throttled
@@ -53,13 +54,15 @@ States = tuple[LimitState, ...]
 
 
 @lru_cache(maxsize=4096)
-def _limit(name: str, rate: Rate, algorithm: str, options: tuple[tuple[str, Any], ...]) -> Limit:
+def _build_limit(
+    name: str, rate: Rate, algorithm: str, options: tuple[tuple[str, Any], ...]
+) -> Limit:
     """Return a limit of a throttle. Classes of one scope with other rates do not share a count."""
     counted_as = f"{name}:{rate}"
     return Limit(name, rate, counted_as=counted_as, **{**dict(options), "algorithm": algorithm})
 
 
-def _call_site(scope: str, place: str, rate: Any, algorithm: str | None = None) -> CallSite:
+def _build_call_site(scope: str, place: str, rate: Any, algorithm: str | None = None) -> CallSite:
     """Return the call site of a throttle, with the valid rates of its declaration.
 
     The throttle itself reports the invalid ones.
@@ -71,12 +74,12 @@ def _call_site(scope: str, place: str, rate: Any, algorithm: str | None = None) 
     for each in filter(None, declared):
         with suppress(LimitError):
             parsed = Rate.parse(each)
-            limits.append(_limit(scope, parsed, _algorithm(parsed, algorithm), ()))
+            limits.append(_build_limit(scope, parsed, _choose_algorithm(parsed, algorithm), ()))
     rates = tuple(limit.rate for limit in limits)
     return CallSite(THROTTLE, place, rates, limits=tuple(limits))
 
 
-def _algorithm(rate: Rate, named: str | None) -> str:
+def _choose_algorithm(rate: Rate, named: str | None) -> str:
     """Return the algorithm of a throttle: the `named` one, or the default for its rate.
 
     The default is a sliding log, or a sliding window for a large limit.
@@ -129,36 +132,41 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             known_call_sites.add_name(cls.scope)
             if cls.rate:  # Otherwise it may be in the settings.
                 place = f"{cls.__module__}.{cls.__qualname__}"
-                site = _call_site(cls.scope, place, cls.rate, cls.algorithm)
+                site = _build_call_site(cls.scope, place, cls.rate, cls.algorithm)
                 known_call_sites.add(cls.scope, site)
 
     def __init__(self) -> None:
         if not self.rate:
             self.rate = self.get_rate()
-        self._parse(None)
+        self._parse_rate_for(None)
 
-    def _parse(self, method: str | None) -> None:
+    def _parse_rate_for(self, method: str | None) -> None:
+        """Set the number of requests and the period for a method; None: without a dict of rates."""
         rate = self.rate
         if isinstance(rate, Mapping):
-            rate = self._by_method().get(self._counts_as(method))
+            rate = self._rates_by_method().get(self._rate_key(method))
         self.num_requests, self.duration = self.parse_rate(rate)
 
-    def _by_method(self) -> Mapping[str, object]:
+    def _rates_by_method(self) -> Mapping[str, object]:
         """Return the rates of a dict by the name of the method in capitals."""
         try:
-            names = {name: method_name(name) for name in self.rate if name != "*"}
-            return {names.get(name, name): rate for name, rate in self.rate.items()}
+            return {
+                name if name == "*" else method_name(name): rate for name, rate in self.rate.items()
+            }
         except LimitError as error:
-            raise ImproperlyConfigured(
-                f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}"
-            ) from None
+            raise self._configuration_error(error) from None
 
-    def _counts_as(self, method: str | None) -> str:
-        """Return the HTTP method with the rate that applies to a request.
+    def _configuration_error(self, error: LimitError) -> ImproperlyConfigured:
+        return ImproperlyConfigured(
+            f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}"
+        )
 
-        For HEAD it is GET, which runs the same view.
+    def _rate_key(self, method: str | None) -> str:
+        """Return the key in a dict of rates for a request: its method, or "*".
+
+        For HEAD it may be GET, which runs the same view.
         """
-        rates = self._by_method()
+        rates = self._rates_by_method()
         if method == "HEAD" and method not in rates:
             method = "GET"
         if method is None or method not in rates:
@@ -193,16 +201,14 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return None, None
         try:
             parsed = Rate.parse(rate)
-            if parsed.is_slots != algorithms.find(_algorithm(parsed, self.algorithm)).holds:
+            if parsed.is_slots != algorithms.find(_choose_algorithm(parsed, self.algorithm)).holds:
                 raise wrong_rate(parsed)
         except LimitError as error:
-            raise ImproperlyConfigured(
-                f"Throttle {type(self).__name__}, scope {self.scope!r}: {error}"
-            ) from None
-        whole, rest = divmod(parsed.period_us, SECOND)
+            raise self._configuration_error(error) from None
+        seconds, rest = divmod(parsed.period_us, SECOND)
         if rest:
             return parsed.limit, parsed.period
-        return parsed.limit, whole
+        return parsed.limit, seconds  # An integer, as DRF has it.
 
     def get_ident(self, request: Request) -> str:
         """Return the masked address of the client.
@@ -228,14 +234,14 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def prepare(self, request: Request, view: APIView) -> Charge | None:
         """Return the charge of this throttle for a request, or None."""
         if isinstance(self.rate, Mapping):
-            self._parse(request.method)
+            self._parse_rate_for(request.method)
         if self.num_requests is None or self.duration is None:
             return None
         self.key = self.get_cache_key(request, view)
         if self.key is None:
             return None
         cost = whole_cost(self.get_cost(request, view), f"{self.name}: cost is")
-        return Charge(self._limit(request.method), digest(str(self.key)), cost)
+        return Charge(self._limit_for(request.method), digest(str(self.key)), cost)
 
     @property
     def name(self) -> str:
@@ -263,25 +269,25 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         `on_error`: see `RequestPlanner`.
         """
 
-        def places(ruleset: Ruleset) -> list[Place]:
-            found = []
+        def find_places(ruleset: Ruleset) -> list[Place]:
+            places = []
             for throttle in throttles:
                 try:
-                    found.append(throttle.place(request, view, ruleset))
+                    places.append(throttle.place(request, view, ruleset))
                 except Exception as error:
                     if on_error is None:
                         raise
                     on_error(throttle.name, error)
-            return found
+            return places
 
-        clocks = [throttle.timer for throttle in throttles if throttle.timer is not time.time]
         now = None
-        if clocks:
-            now = round(clocks[0]() * SECOND)
+        timers = [throttle.timer for throttle in throttles if throttle.timer is not time.time]
+        if timers:
+            now = round(timers[0]() * SECOND)
         has_blocks = any(throttle.everywhere for throttle in throttles)
         return RequestPlanner(
             unwrap_request(request),
-            places,
+            find_places,
             operation=operation,
             now=now,
             on_error=on_error,
@@ -291,34 +297,39 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def place(self, request: Request, view: APIView, ruleset: Ruleset) -> Place:
         """Return its charges by the rules in force."""
         charge = self.prepare(request, view)
-        if charge is None and self.name in ruleset.site_names and self.num_requests is None:
+        has_rules = self.name in ruleset.site_names
+        if charge is None and has_rules and self.num_requests is None:
             self.key = self.get_cache_key(request, view)  # It has no rate, but a rule may have one.
         charges = []
         if charge is not None:
-            charges.append(
-                DecidedCharge(charge, self.name, owner=self, identity=self._identity(request))
-            )
-        if self.key is None or self.name not in ruleset.site_names:
+            identity = self._identity(request)
+            charges.append(DecidedCharge(charge, self.name, owner=self, identity=identity))
+        if self.key is None or not has_rules:
             return Place((), self.name, charges, self)
-        identity = str(self.key)
-        key = Key(self.name, lambda group, request, user: identity)
-        if charge is None:
-            template = LimitTemplate(key, (), lambda *_: self.get_cost(request, view))
-        else:
-            limit = charge.limit
-            counted = (((limit.rate.period_us, limit.algorithm), limit.counted_as),)
-            options: Options = {**self.options, "algorithm": limit.algorithm}
-            template = LimitTemplate(key, (limit.rate,), charge.cost, options, counted=counted)
-        call_site = Rule(template=template)
-        replacement = ruleset.replacement_for(self.name, [call_site], unwrap_request(request))
-        rules = list(ruleset.additional_for(self.name, unwrap_request(request)))
+        call_site = Rule(template=self._build_template(request, view, charge))
+        django_request = unwrap_request(request)
+        replacement = ruleset.replacement_for(self.name, [call_site], django_request)
+        rules = list(ruleset.additional_for(self.name, django_request))
         if replacement is not None:
             charges = []
             rules = [*replacement, *rules]
         return Place(rules, self.name, charges, self)
 
+    def _build_template(
+        self, request: Request, view: APIView, charge: Charge | None
+    ) -> LimitTemplate:
+        """Return the template that rules of its name replace or extend. It has the present key."""
+        identity = str(self.key)
+        key = Key(self.name, lambda group, request, user: identity)
+        if charge is None:
+            return LimitTemplate(key, (), lambda *_: self.get_cost(request, view))
+        limit = charge.limit
+        counted = (((limit.rate.period_us, limit.algorithm), limit.counted_as),)
+        options: Options = {**self.options, "algorithm": limit.algorithm}
+        return LimitTemplate(key, (limit.rate,), charge.cost, options, counted=counted)
+
     def _identity(self, request: Request) -> Identity:
-        """Return the identity of the key, with the user or the address if DRF's format shows it."""
+        """Return the identity of the key. Operators see the user or address in DRF's format."""
         idents = [("ip", self.get_ident(request))]
         user = getattr(request, "user", None)
         if user is not None and user.is_authenticated:
@@ -335,23 +346,26 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return []
         methods: Iterable[str | None] = (None,)
         if isinstance(self.rate, Mapping):
-            methods = self._by_method()
+            methods = self._rates_by_method()
         limits = []
         for method in methods:
-            self._parse(method)
+            self._parse_rate_for(method)
             if self.num_requests is not None and self.duration is not None:
-                limits.append(self._limit(method))
+                limits.append(self._limit_for(method))
         return limits
 
-    def _limit(self, method: str | None) -> Limit:
+    def _limit_for(self, method: str | None) -> Limit:
+        """Return the limit for a request with this method, by the rate that was parsed."""
         name = self.name
         if isinstance(self.rate, Mapping):
-            name = f"{name}:{self._counts_as(method)}"
+            name = f"{name}:{self._rate_key(method)}"
         requests = self.num_requests or 0
         rate = Rate(requests, 0)
         if self.duration:
             rate = Rate.parse((requests, self.duration))
-        return _limit(name, rate, _algorithm(rate, self.algorithm), tuple(self.options.items()))
+        return _build_limit(
+            name, rate, _choose_algorithm(rate, self.algorithm), tuple(self.options.items())
+        )
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         """Return whether the request is allowed, by one decision for all throttles of the view."""
@@ -364,15 +378,14 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         self.state = states[0]
         if not refused:
             return self.throttle_success()
-        self.state = _latest(refused)
+        self.state = _find_latest(refused)
+        refusal = last_refusal(request)
         headers = getattr(view, "headers", None)
         if isinstance(headers, dict):  # DRF adds them to the response of any exception handler.
-            refusal = last_refusal(request)
             if refusal is None:
                 headers["Cache-Control"] = "no-store"
             else:
                 headers |= refusal.headers()
-        refusal = last_refusal(request)
         if refusal is not None and refusal.reason == "busy":
             raise throttled(refusal.retry_after, None, refusal)
         return self.throttle_failure()
@@ -392,7 +405,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return self.state.retry_after
 
 
-def _latest(refused: Sequence[LimitState]) -> LimitState:
+def _find_latest(refused: Sequence[LimitState]) -> LimitState:
     """Return the state with the longest `retry_after`."""
     return max(refused, key=lambda state: (state.retry_after is None, state.retry_after))
 
@@ -430,11 +443,12 @@ class ScopedRateThrottle(UserRateThrottle):
     scope_attr = "throttle_scope"
 
     def __init__(self) -> None:
-        # The scope is an attribute of the view, which is not available yet.
+        # `prepare` reads the scope from the view.
         self.num_requests = self.duration = None
         self.rate = ()
 
-    def _has_scope(self, view: APIView) -> bool:
+    def _read_scope(self, view: APIView) -> bool:
+        """Set the scope and the rate of a view. Return whether it has a scope."""
         self.scope = getattr(view, self.scope_attr, None)
         if self.scope:
             self.rate = self.get_rate()
@@ -442,14 +456,14 @@ class ScopedRateThrottle(UserRateThrottle):
 
     def prepare(self, request: Request, view: APIView) -> Charge | None:
         """Return the charge by the view's scope. A view without one is not throttled."""
-        if not self._has_scope(view):
+        if not self._read_scope(view):
             return None
-        self._parse(request.method)
+        self._parse_rate_for(request.method)
         return super().prepare(request, view)
 
     def limits_on(self, view: APIView) -> list[Limit]:
         """Return the limits of the view's scope; none for a view without one."""
-        if not self._has_scope(view):
+        if not self._read_scope(view):
             return []
         return super().limits_on(view)
 
@@ -480,7 +494,7 @@ class RuleThrottle(SimpleRateThrottle):
 class ViewDecision:
     """One decision for all throttles of a view, although DRF calls them one by one.
 
-    It holds the states until each throttle takes its own.
+    It keeps the states until each throttle takes its own.
 
     - `refusal`: the content of the refusal, if there is one.
     """
@@ -501,22 +515,26 @@ class ViewDecision:
         # With another clock, the wait is not in real seconds.
         elif decision.wait > 0 and planner.options["now"] is None:
             wait_turn(decision.wait, planner.charges)
-        self._states: list[tuple[type, States]] = []
-        for throttle in throttles:
-            owners: list[object] = [throttle]
-            # A block without a rule has no owner. A throttle that applies all rules reports it.
-            if throttle.everywhere:
-                owners.append(None)
-            states = tuple(decided.state for decided in planner.charges if decided.owner in owners)
-            self._states.append((type(throttle), states))
+        self._states = [
+            (type(throttle), _states_of(throttle, planner.charges)) for throttle in throttles
+        ]
 
     def take(self, caller: SimpleRateThrottle) -> States | None:
         """Return the states for the next throttle of this class, or None if none are left."""
-        for place, (cls, states) in enumerate(self._states):
+        for index, (cls, states) in enumerate(self._states):
             if cls is type(caller):
-                del self._states[place]
+                del self._states[index]
                 return states
         return None
+
+
+def _states_of(throttle: SimpleRateThrottle, charges: Sequence[DecidedCharge]) -> States:
+    """Return the states of the charges that a throttle reports."""
+    owners: list[object] = [throttle]
+    # A block without a rule has no owner. A throttle that applies all rules reports it.
+    if throttle.everywhere:
+        owners.append(None)
+    return tuple(decided.state for decided in charges if decided.owner in owners)
 
 
 def _decided_together(view: APIView, caller: SimpleRateThrottle) -> list[SimpleRateThrottle]:
@@ -524,11 +542,14 @@ def _decided_together(view: APIView, caller: SimpleRateThrottle) -> list[SimpleR
     if not caller.is_decided_together or not hasattr(view, "get_throttles"):
         return [caller]
     throttles = [
-        each for each in view.get_throttles() if getattr(each, "is_decided_together", False)
+        throttle
+        for throttle in view.get_throttles()
+        if getattr(throttle, "is_decided_together", False)
     ]
-    for place, throttle in enumerate(throttles):
+    # DRF has made other objects of the same classes.
+    for index, throttle in enumerate(throttles):
         if type(throttle) is type(caller):
-            throttles[place] = caller
+            throttles[index] = caller
             return throttles
     return [caller]
 
@@ -541,22 +562,21 @@ def _release_after_view(request: Request, state: RequestState, view: APIView, he
 
 
 def decision_for(request: Request, view: APIView, caller: SimpleRateThrottle) -> States:
-    """Return the states for a throttle, from an earlier decision or from a new one.
+    """Return the states for a throttle, from the decision for its view, or from a new one.
 
     There are none if the throttle counts nothing.
     """
     state = request_state(request)
     decision: ViewDecision | None = state.throttles
-    states = None
-    if decision is not None:
-        states = decision.take(caller)
+    states = None if decision is None else decision.take(caller)
     if states is None:
-        decision = state.throttles = ViewDecision(request, view, caller)
+        decision = ViewDecision(request, view, caller)
+        state.throttles = decision
         states = decision.take(caller)
     return states or ()
 
 
 for _scope, _rate in api_settings.DEFAULT_THROTTLE_RATES.items():
     known_call_sites.add(
-        _scope, _call_site(_scope, "REST_FRAMEWORK, DEFAULT_THROTTLE_RATES", _rate)
+        _scope, _build_call_site(_scope, "REST_FRAMEWORK, DEFAULT_THROTTLE_RATES", _rate)
     )

@@ -35,8 +35,8 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
     """
     from rest_framework.views import exception_handler as drf_handler
 
-    details = _details(exc, unwrap_request(context.get("request")))
-    response = drf_handler(_error(exc, details), context)
+    details = _find_details(exc, unwrap_request(context.get("request")))
+    response = drf_handler(_adapt_error(exc, details), context)
     if details is None:
         return response
     if isinstance(response.data, dict):
@@ -52,7 +52,7 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
     return response
 
 
-def _details(exc: Exception, request: HttpRequest | None) -> ErrorDetails | None:
+def _find_details(exc: Exception, request: HttpRequest | None) -> ErrorDetails | None:
     """Return the content of the response to an exception; None for an exception of others."""
     if isinstance(exc, Ratelimited):
         return refusal_of(request or HttpRequest(), exc.decision)
@@ -61,8 +61,8 @@ def _details(exc: Exception, request: HttpRequest | None) -> ErrorDetails | None
     return details_of(exc)
 
 
-def _error(exc: Any, details: ErrorDetails | None) -> Any:
-    """Return the exception of DRF with these details."""
+def _adapt_error(exc: Any, details: ErrorDetails | None) -> Any:
+    """Return the exception of DRF that responds with these details; without any, the same one."""
     if details is None:
         return exc
     if not isinstance(details, Refusal):
@@ -72,13 +72,13 @@ def _error(exc: Any, details: ErrorDetails | None) -> Any:
     if details.is_forbidden:
         return PermissionDenied(details.detail())
     if isinstance(exc, Ratelimited):
-        return throttled(details.retry_after, _detail(details), details)
+        return throttled(details.retry_after, _replacement_detail(details), details)
     # A view may have its own message.
     if str(exc.detail).startswith(str(Throttled.default_detail)):
         wait = exc.wait
         if details.retry_after is None:
             wait = None
-        return throttled(wait, _detail(details), details)
+        return throttled(wait, _replacement_detail(details), details)
     return exc
 
 
@@ -89,7 +89,7 @@ def throttled(wait: float | None, detail: str | None, refusal: Refusal) -> Throt
     return error
 
 
-def _detail(refusal: Refusal) -> str | None:
+def _replacement_detail(refusal: Refusal) -> str | None:
     """Return the replacement for DRF's "Request was throttled.", or None to keep that.
 
     DRF adds the time to wait.

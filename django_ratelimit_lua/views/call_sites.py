@@ -228,7 +228,7 @@ def compile_call_site(
         raise LimitError("A rate limit needs a key to count by, such as key='ip'")
     if group is not None and (not isinstance(group, str) or not group):
         raise LimitError(f"group is {group!r}: must be text")
-    template = LimitTemplate.compiled("at this call site", key, rate, cost, options)
+    template = LimitTemplate.compiled(group or "@ratelimit", key, rate, cost, options)
     methods = parse_methods(method)
     _check_outcomes(outcomes, template)
     assert template.key is not None

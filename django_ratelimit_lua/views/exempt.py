@@ -7,7 +7,7 @@ from typing import TypeVar
 from django.http import HttpRequest
 
 from ..conf.values import Function
-from ..identity.routes import resolve_route, resolver_of
+from ..identity.request_state import resolve_route, resolver_of
 from .inspection import url_patterns
 
 View = TypeVar("View", bound=Function)

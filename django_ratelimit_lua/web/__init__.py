@@ -4,4 +4,4 @@ This is the only package between Django's requests and the engine. It imports `e
 `identity`, but not `models` or `publishing`. It queries the database only for the user's groups.
 """
 
-__all__ = ["headers", "overrides", "plan", "reference", "refusal", "responses"]
+__all__ = ["headers", "overrides", "plan", "reference", "refusal", "request_plan", "responses"]

@@ -10,7 +10,7 @@ from typing import Any
 from django.http import HttpResponseBase
 
 from ..conf import conf
-from ..limits.decision import Decision
+from ..limits.decision import Decision, LimitState
 
 QUOTA, WINDOW, UNIT = "q", "w", "qu"
 """Parameters of `RateLimit-Policy`. Only this module writes them."""
@@ -41,17 +41,26 @@ def limit_headers(decision: Decision, style: str | None = None) -> dict[str, str
     states = [state for state in decision.limits if state.mode != "shadow"]
     if style is None or not states or decision.source == "fallback":
         return {}
-    if not decision.allowed and any(
-        state.block is not None and state.block.forbids for state in states
-    ):
+    has_forbidding_block = any(state.block is not None and state.block.forbids for state in states)
+    if has_forbidding_block and not decision.allowed:
         return {}
     if style == "x":
-        nearest = min(states, key=lambda state: (state.remaining, -state.reset_after))
-        return {
-            "X-RateLimit-Limit": str(nearest.limit),
-            "X-RateLimit-Remaining": str(nearest.remaining),
-            "X-RateLimit-Reset": str(math.ceil(nearest.reset_after)),
-        }
+        return _x_headers(states)
+    return _ietf_headers(states)
+
+
+def _x_headers(states: Sequence[LimitState]) -> dict[str, str]:
+    """Return the headers of the limit with the least remaining."""
+    nearest = min(states, key=lambda state: (state.remaining, -state.reset_after))
+    return {
+        "X-RateLimit-Limit": str(nearest.limit),
+        "X-RateLimit-Remaining": str(nearest.remaining),
+        "X-RateLimit-Reset": str(math.ceil(nearest.reset_after)),
+    }
+
+
+def _ietf_headers(states: Sequence[LimitState]) -> dict[str, str]:
+    """Return the headers with one item for each limit."""
     policy, names = _policy(
         tuple([(state.name, state.limit, state.period, state.is_block) for state in states])
     )
@@ -81,22 +90,20 @@ def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[s
     `limits` contains the name of a limit, its number of units, its period in seconds (0.0: slots),
     and whether a block is in force instead of the limit.
     """
+    names = policy_names([name for name, *_ in limits])
     items: list[Any] = []
-    for name, (_, limit, period, is_block) in zip(
-        policy_names([name for name, *_ in limits]), limits, strict=True
-    ):
-        quota: dict[str, int | str] = {
-            QUOTA: min(limit, _MAX_INTEGER),
-            WINDOW: max(1, math.ceil(period)),
-        }
+    for name, (_, limit, period, is_block) in zip(names, limits, strict=True):
         if is_block:
-            quota = {QUOTA: 0}
-        elif period == 0.0:  # A quota of this unit is of no time.
+            quota: dict[str, int | str] = {QUOTA: 0}
+        elif period == 0.0:
             quota = {QUOTA: limit, UNIT: "concurrent-requests"}
+        else:
+            window = max(1, math.ceil(period))
+            quota = {QUOTA: min(limit, _MAX_INTEGER), WINDOW: window}
         items.append((name, quota))
     import http_sf  # Takes longer to import than most of the package.
 
-    return http_sf.ser(items), [http_sf.ser([name]) for name, _ in items]
+    return http_sf.ser(items), [http_sf.ser([name]) for name in names]
 
 
 def policy_names(limits: Iterable[str]) -> list[str]:
@@ -105,10 +112,9 @@ def policy_names(limits: Iterable[str]) -> list[str]:
     for limit in limits:
         # A limit of a call site is named group:methods:key:rate. The module of the group is not
         # disclosed.
-        short = limit.partition(":")[0].rpartition(".")[2]
-        name = base = (
-            "".join(letter if " " <= letter <= "~" else "_" for letter in short) or "limit"
-        )
+        last_part = limit.partition(":")[0].rpartition(".")[2]
+        base = "".join(letter if " " <= letter <= "~" else "_" for letter in last_part) or "limit"
+        name = base
         number = 1
         while name in names:
             number += 1

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest
@@ -110,19 +110,20 @@ class RequestSubjects:
 
 
 def find_overrides(
-    who: SubjectSource,
+    subjects: SubjectSource,
     overrides: Overrides,
     fields: Collection[str],
     charges: Sequence[DecidedCharge] = (),
 ) -> list[Override]:
     """Return the overrides of a client by these fields, in force or not.
 
-    `charges` are those of the client.
+    `charges` are those of the client. If the value of a field cannot be determined, its overrides
+    are left out, and the log names the field once.
     """
-    found: list[Override] = []
+    matching: list[Override] = []
     for field in fields:
         try:
-            found += _by_field(who, overrides, field, charges)
+            matching += _find_by_field(subjects, overrides, field, charges)
         except REFUSED:
             raise
         except Exception as error:
@@ -130,26 +131,23 @@ def find_overrides(
             if field not in _unknown_fields:
                 logger.error(_UNKNOWN, field, type(error).__name__, error, exc_info=error)
             _unknown_fields.add(field)
-    return found
+    return matching
 
 
-def _by_field(
-    who: SubjectSource, overrides: Overrides, field: str, charges: Sequence[DecidedCharge]
+def _find_by_field(
+    subjects: SubjectSource, overrides: Overrides, field: str, charges: Sequence[DecidedCharge]
 ) -> Iterable[Override]:
+    """Return the overrides of a client by one field. Raises if its value cannot be determined."""
     if field == DIGEST:
-        return [
-            each for client in client_digests(charges) for each in overrides.find_by_client(client)
-        ]
+        digests = client_digests(charges)
+        return [each for client in digests for each in overrides.find_by_client(client)]
     if field == NETWORK:
-        address = who.address()
-        if address is None:
-            return ()
-        return overrides.find_by_address(address)
-    identities: Sequence[Identity] = ()
-    if field != USER:
-        identities = who.fields(field)
-    elif (user := who.user()) is not None:
-        identities = [(USER, user)]
+        address = subjects.address()
+        return () if address is None else overrides.find_by_address(address)
+    if field == USER:
+        user = subjects.user()
+        return () if user is None else overrides.find_by_identity(USER, (USER, user))
+    identities = subjects.fields(field)
     return [each for one in identities for each in overrides.find_by_identity(field, one)]
 
 
@@ -159,14 +157,14 @@ def client_digests(charges: Sequence[DecidedCharge]) -> Collection[bytes]:
     An operator may have copied a digest that was made with an earlier key, so a client has one
     digest for each key.
     """
-    clients: dict[bytes, None] = {}
+    digests: list[bytes] = []
     _present, *earlier = secrets_by_id().values()
     for planned in charges:
         identity = unmark_identity(planned.identity)
         if not is_unknown(identity):
-            clients[planned.charge.digest] = None
-            clients |= dict.fromkeys(digest(identity, secret) for secret in earlier)
-    return clients
+            digests.append(planned.charge.digest)
+            digests += [digest(identity, secret) for secret in earlier]
+    return list(dict.fromkeys(digests))
 
 
 def is_unknown(identity: Identity) -> bool:
@@ -185,13 +183,20 @@ def is_unknown(identity: Identity) -> bool:
     return identity[-1] is None or identity[0] in ("path", "route")
 
 
+class AppliedOverrides(NamedTuple):
+    """The remaining charges, and those that an override exempts."""
+
+    charges: Sequence[DecidedCharge]
+    exempt: Sequence[DecidedCharge] = ()
+
+
 def apply_overrides(
     charges: Sequence[DecidedCharge],
     overrides: Sequence[Override],
     has_blocks: bool,
     owner: object = None,
-) -> tuple[Sequence[DecidedCharge], Sequence[DecidedCharge]]:
-    """Return the remaining charges, and those that an override exempts.
+) -> AppliedOverrides:
+    """Apply the overrides of a client to its charges.
 
     Overrides may change the limits of remaining charges, or block them.
 
@@ -200,36 +205,41 @@ def apply_overrides(
     the override of that charge decides, which may have precedence over the block.
     """
     if not overrides:
-        return charges, ()
+        return AppliedOverrides(charges)
     now = now_us()
-    applied: list[DecidedCharge] = []
+    remaining: list[DecidedCharge] = []
     exempt: list[DecidedCharge] = []
-    is_enforced = False
     for planned in charges:
-        charge = planned.charge
-        limit = charge.limit
         override = find_strongest(overrides, planned.name, now)
-        # Shadow rules refuse no request, so an override of one lifts no block.
-        is_enforced = is_enforced or limit.mode == "enforce"
         if override is None:
-            applied.append(planned)
-        elif override.effect == "block":
-            state = LimitState.blocked(
-                limit.name, override.retry_after(now), limit.mode, override.block
-            )
-            applied.append(replace(planned, state=state, blocked_by=override.subject))
-        elif override.effect == "limit":
-            changed = override.limit(limit)
-            charge = charge._replace(limit=changed)
-            applied.append(replace(planned, charge=charge, blocked_by=b""))
-        else:
+            remaining.append(planned)
+        elif override.effect == "exempt":
             exempt.append(planned)
+        else:
+            remaining.append(_apply_override(planned, override, now))
+    # Shadow rules refuse no request, so an override of one lifts no block.
+    is_enforced = any(planned.charge.limit.mode == "enforce" for planned in charges)
     if has_blocks and not is_enforced:
-        override = find_strongest(overrides, EVERY_RULE, now)
-        if override is not None and override.effect == "block":
-            state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
-            by = override.subject
-            charge = Charge(NOTHING, by, 0)
-            blocked = DecidedCharge(charge, BLOCK, owner=owner, blocked_by=by, state=state)
-            return [blocked], ()
-    return applied, exempt
+        block = find_strongest(overrides, EVERY_RULE, now)
+        if block is not None and block.effect == "block":
+            return AppliedOverrides([_charge_for_block(block, now, owner)])
+    return AppliedOverrides(remaining, exempt)
+
+
+def _apply_override(planned: DecidedCharge, override: Override, now: int) -> DecidedCharge:
+    """Return a charge that the override blocks, or whose limit it changes."""
+    limit = planned.charge.limit
+    if override.effect == "block":
+        retry_after = override.retry_after(now)
+        state = LimitState.blocked(limit.name, retry_after, limit.mode, override.block)
+        return replace(planned, state=state, blocked_by=override.subject)
+    charge = planned.charge._replace(limit=override.limit(limit))
+    return replace(planned, charge=charge, blocked_by=b"")
+
+
+def _charge_for_block(block: Override, now: int, owner: object) -> DecidedCharge:
+    """Return the charge that shows a block of all rules. It takes nothing."""
+    subject = block.subject
+    state = LimitState.blocked(BLOCK, block.retry_after(now), "enforce", block.block)
+    charge = Charge(NOTHING, subject, 0)
+    return DecidedCharge(charge, BLOCK, owner=owner, blocked_by=subject, state=state)

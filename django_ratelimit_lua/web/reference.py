@@ -16,7 +16,6 @@ import ipaddress
 import logging
 import time
 import zlib
-from contextlib import suppress
 from typing import NamedTuple
 
 from django.http import HttpRequest
@@ -29,12 +28,13 @@ from ..limits.decision import Decision
 logger = logging.getLogger("django_ratelimit_lua.refused")
 
 _MAX_PATH_LENGTH = 200
-_SHOWN_BITS = {4: 24, 6: 48}
+_LOGGED_BITS = {4: 24, 6: 48}
 """The prefix of an address in the log: it shows the origin, and does not identify the client."""
 LENGTH = 12
 """Letters and digits of a reference, without the hyphens."""
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base 32: no I, L, O or U.
-_LOOK_ALIKES = str.maketrans("OIL", "011", "- \t\r\n\N{NO-BREAK SPACE}\N{NON-BREAKING HYPHEN}")
+_CORRECTIONS = str.maketrans("OIL", "011", "- \t\r\n\N{NO-BREAK SPACE}\N{NON-BREAKING HYPHEN}")
+"""Replaces letters that look like digits, and removes hyphens and spaces."""
 _SECONDS = 1 << 25
 _LIMITS = 1 << 11
 _DAY = 86_400
@@ -82,7 +82,7 @@ def reference_of(decision: Decision) -> str:
     limit = _BLOCK
     if not state.is_block:
         limit = _hash_of_limit(state.name)
-    return _text((second * _LIMITS + limit) << 24 | int(decision.identity[:6], 16))
+    return _format((second * _LIMITS + limit) << 24 | int(decision.identity[:6], 16))
 
 
 def parse_reference(text: str) -> Reference:
@@ -97,7 +97,7 @@ def parse_reference(text: str) -> Reference:
     ...
     django_ratelimit_lua.web.reference.BadReferenceError: a reference has 12 letters and digits
     """
-    letters = text[:200].upper().translate(_LOOK_ALIKES)
+    letters = text[:200].upper().translate(_CORRECTIONS)
     if len(letters) != LENGTH or not set(letters) <= set(_LETTERS):
         problem = _("a reference has %(number)d letters and digits")
         raise BadReferenceError(problem % {"number": LENGTH})
@@ -105,18 +105,19 @@ def parse_reference(text: str) -> Reference:
     for letter in letters:
         number = number << 5 | _LETTERS.index(letter)
     second, limit = divmod(number >> 24, _LIMITS)
-    return Reference(_text(number), _latest(second), limit, f"{number & 0xFFFFFF:06x}")
+    return Reference(_format(number), _latest_moment(second), limit, f"{number & 0xFFFFFF:06x}")
 
 
-def _text(number: int) -> str:
+def _format(number: int) -> str:
+    """Return a number of 60 bits as letters and digits, with hyphens."""
     letters = "".join([_LETTERS[number >> shift & 31] for shift in range(55, -1, -5)])
     return f"{letters[:4]}-{letters[4:8]}-{letters[8:]}"
 
 
-def _latest(second: int) -> int:
+def _latest_moment(second: int) -> int:
     """Return the latest moment with that remainder; clocks of several hosts may differ by a day."""
-    limit = int(time.time()) + _DAY
-    return limit - (limit - second) % _SECONDS
+    latest = int(time.time()) + _DAY
+    return latest - (latest - second) % _SECONDS
 
 
 def _hash_of_limit(name: str) -> int:
@@ -132,41 +133,38 @@ class RefusalLog(LogSampler):
     ) -> None:
         """Write one record, unless there were too many."""
         limit = next(iter(decision.denied_by), "")
-        is_logged = logger.isEnabledFor(logging.WARNING)
-        if not (is_logged and self.admit(limit, decision.identity)):
+        if not logger.isEnabledFor(logging.WARNING) or not self.admit(limit, decision.identity):
             return
+        path = request.path[:_MAX_PATH_LENGTH].encode("unicode_escape")
         details = {
             "limit": limit,
             "rule": rule,
             "identity": decision.identity[:8].decode(),
             "client": _masked_address(request),
             "method": (request.method or "")[:20],
-            "path": request.path[:_MAX_PATH_LENGTH]
-            .encode("unicode_escape")
-            .decode(),  # No line breaks of a client's.
+            "path": path.decode(),  # Escaped, so that a client cannot write a line break.
             "reference": reference or None,
             "banned_until": str(decision.banned_until) if decision.banned_until else None,
             "skipped": self.take_skipped(limit),
         }
         logger.warning(
             "Refused by %(limit)s (rule: %(rule)s): %(method)s %(path)s of %(client)s, identity "
-            "%(identity)s, "
-            "reference %(reference)s; records dropped before: %(skipped)s",
+            "%(identity)s, reference %(reference)s; records dropped before: %(skipped)s",
             details,
             extra=details,
         )
 
 
 def _masked_address(request: HttpRequest) -> str:
-    with suppress(
-        Exception
-    ):  # A function for RATELIMIT_IP_META_KEY is the project's; no record is worth a 500.
+    """Return the client's address with the prefix of `_LOGGED_BITS`, or "unknown"."""
+    try:
         address = client_address(request).address
-        if address is not None:
-            return str(
-                ipaddress.ip_network(f"{address}/{_SHOWN_BITS[address.version]}", strict=False)
-            )
-    return "unknown"
+    except Exception:  # A function in RATELIMIT_IP_META_KEY may raise anything.
+        return "unknown"
+    if address is None:
+        return "unknown"
+    bits = _LOGGED_BITS[address.version]
+    return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
 
 
 refusal_log = RefusalLog()

@@ -6,7 +6,7 @@ It is the same in every format of the response.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -139,10 +139,8 @@ class Refusal(ErrorDetails):
 
     def when(self) -> str:
         """Return when to try again, or why not, in the current language."""
-        if self.is_forbidden and self.message:
-            return ""
         if self.is_forbidden:
-            return _("You are blocked.")
+            return "" if self.message else _("You are blocked.")
         if self.banned_until:
             until = f"{self.decision.banned_until:%Y-%m-%d %H:%M:%S} UTC"
             words = {"until": until, "in_time": in_time(self.retry_after or 1)}
@@ -184,7 +182,7 @@ class Refusal(ErrorDetails):
         message = self.message
         if not message and self.reason in ("at once", "busy"):
             message = self.begin()
-        return " ".join(filter(None, (message, self.when())))
+        return f"{message} {self.when()}".strip()
 
     def members(self) -> dict[str, object]:
         """Return the members of the body for programs (RFC 9457).
@@ -217,8 +215,8 @@ class Refusal(ErrorDetails):
         return {"when": self.when(), **{name: getattr(self, name) for name in names}}
 
     def lines(self) -> list[str]:
-        first = " ".join(filter(None, (self.begin(), self.message, self.when())))
-        lines = [first]
+        sentences = [self.begin(), self.message, self.when()]
+        lines = [" ".join(filter(None, sentences))]
         if self.reference:
             lines.append(_("Reference: %s") % self.reference)
         return lines
@@ -229,8 +227,8 @@ class Refusal(ErrorDetails):
             headers[REFERENCE_HEADER] = self.reference
         return headers
 
-    def tell(self, error: Ratelimited) -> Ratelimited:
-        """Add the details of a refusal to an exception, for its handler."""
+    def describe_in(self, error: Ratelimited) -> Ratelimited:
+        """Return the exception, with the details of the refusal for its handler."""
         error.message = self.message
         error.when = self.when()
         error.reference = self.reference
@@ -243,35 +241,36 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
     state = request_state(request)
     refusal: Refusal | None = state.refusal
     if refusal is None or refusal.decision is not decision:
-        refused = decision.refusing
-        rule, message = _rule_and_message(refused)
-        blocks = [limit.block for limit in refused if limit.block is not None]
-        is_forbidden = any(block.forbids for block in blocks)
-        reason: Reason = "blocked"
-        retry_after = None
-        if not is_forbidden:
-            reason = _reason(refused)
-            seconds = decision.retry_after
-            busy = [
-                state.busy[limit.name]
-                for limit in refused
-                if not limit.is_block and limit.name in state.busy
-            ]
-            if busy:
-                reason = "busy"
-                seconds = max(busy)
-            if seconds is not None:
-                retry_after = max(1, math.ceil(seconds))
-        refusal = state.refusal = Refusal(
-            decision,
-            reason,
-            next((block.message for block in blocks if block.message), message),
-            retry_after,
-            reference_of(decision),
-            is_forbidden,
-        )
+        rule, message = _rule_and_message(decision.refusing)
+        refusal = _make_refusal(decision, message, state.busy)
+        state.refusal = refusal
         refusal_log.write(request, decision, rule, refusal.reference)
     return refusal
+
+
+def _make_refusal(decision: Decision, message: str, busy: Mapping[str, float]) -> Refusal:
+    """Return the content for a decision.
+
+    `message` is that of the rules, which a block's message replaces. `busy`: see `RequestState`.
+    """
+    refusing = decision.refusing
+    blocks = [limit.block for limit in refusing if limit.block is not None]
+    message = next((block.message for block in blocks if block.message), message)
+    reference = reference_of(decision)
+    if any(block.forbids for block in blocks):
+        return Refusal(decision, "blocked", message, None, reference, is_forbidden=True)
+    reason = _reason(refusing)
+    seconds = decision.retry_after
+    busy_seconds = [
+        busy[limit.name] for limit in refusing if not limit.is_block and limit.name in busy
+    ]
+    if busy_seconds:
+        reason = "busy"
+        seconds = max(busy_seconds)
+    retry_after = None
+    if seconds is not None:
+        retry_after = max(1, math.ceil(seconds))
+    return Refusal(decision, reason, message, retry_after, reference)
 
 
 def _rule_and_message(refused: Sequence[LimitState]) -> tuple[str | None, str]:
@@ -279,20 +278,18 @@ def _rule_and_message(refused: Sequence[LimitState]) -> tuple[str | None, str]:
     ruleset = get_ruleset()
     if ruleset is None:
         return None, ""
-    found = [ruleset.rule_of(state.name) for state in refused]
-    rules = [rule for rule in found if rule is not None]
+    rules = [rule for state in refused if (rule := ruleset.rule_of(state.name)) is not None]
     name = next((rule.name for rule in rules), None)
     return name, next((rule.message for rule in rules if rule.message), "")
 
 
 def _reason(refused: Sequence[LimitState]) -> Reason:
+    """Return why these limits refuse: see `Refusal`."""
     if not refused:
         return "unknown"
-    if any(state.banned_until for state in refused) and all(
-        state.retry_after is not None for state in refused
-    ):
-        return "banned"
     never = [state for state in refused if state.retry_after is None]
+    if not never and any(state.banned_until for state in refused):
+        return "banned"
     if not never and all(state.is_slots for state in refused):
         return "at once"
     if not never:
@@ -310,8 +307,8 @@ def language_of(request: HttpRequest) -> Iterator[None]:
 
     If `LocaleMiddleware` runs later, the active language is still that of the previous request.
     """
-    is_known = not settings.USE_I18N or hasattr(request, "LANGUAGE_CODE")
-    if is_known or not _chooses_language(tuple(settings.MIDDLEWARE)):
+    is_active = not settings.USE_I18N or hasattr(request, "LANGUAGE_CODE")
+    if is_active or not _has_locale_middleware(tuple(settings.MIDDLEWARE)):
         yield
         return
     from django.conf.urls.i18n import is_language_prefix_patterns_used
@@ -322,8 +319,8 @@ def language_of(request: HttpRequest) -> Iterator[None]:
 
 
 @lru_cache(maxsize=8)
-def _chooses_language(middleware: tuple[str, ...]) -> bool:
-    from django.middleware.locale import LocaleMiddleware  # Many sites have one language.
+def _has_locale_middleware(middleware: tuple[str, ...]) -> bool:
+    from django.middleware.locale import LocaleMiddleware  # Imported only if it is needed.
 
     classes: list[object] = [import_string(path) for path in middleware]
     return any(isinstance(cls, type) and issubclass(cls, LocaleMiddleware) for cls in classes)
@@ -363,7 +360,7 @@ def duration_words(seconds: float) -> str:
         tenths = round(seconds * 10)
         digits = 1 if tenths % 10 else 0  # "5 s", not "5.0 s".
         return _("%(seconds)s s") % {"seconds": number_format(tenths / 10, digits)}
-    whole = -int(-seconds // 1)
+    whole = math.ceil(seconds)
     minutes, rest = divmod(whole, 60)
     hours, minutes_left = divmod(minutes, 60)
     days, hours_left = divmod(hours, 24)

@@ -27,25 +27,26 @@ _TEXT = "text/plain"
 _HTML = "text/html"
 _JSON = (PROBLEM, "application/json")
 MAX_ACCEPT_LENGTH = 1024
-"""Characters of an `Accept` header that are looked at; a longer one is answered with plain text."""
+"""Maximum length of an `Accept` header that is parsed; a longer one gets plain text."""
 MAX_TYPES = 32
-"""Types in an `Accept` header that are looked at; one with more is answered with plain text."""
-_OURS = "django_ratelimit_lua"
+"""Maximum number of types in an `Accept` header that is parsed."""
+Form = Literal["problem", "page", "text"]
+"""A form of the response: a problem document (RFC 9457), a page for browsers, or plain text."""
 R = TypeVar("R")
 
 
-def projects_page(name: str) -> Any:
+def project_page(name: str) -> Any:
     """Return the project's page of that name, or None."""
     try:
         return loader.get_template(name)
     except TemplateDoesNotExist as error:
-        if error.args[0] != name:
+        if error.args[0] != name:  # A template that the page includes.
             raise
     return None
 
 
 @lru_cache(maxsize=2)
-def our_page(name: str, folder: Path) -> Template:
+def package_page(name: str, folder: Path) -> Template:
     """Return the page of this package.
 
     It is found with any template engine of the project, and even if the package is not an installed
@@ -54,38 +55,39 @@ def our_page(name: str, folder: Path) -> Template:
     engine = DjangoTemplates(
         {"NAME": __name__, "DIRS": [folder], "APP_DIRS": False, "OPTIONS": {"debug": False}}
     )
-    return engine.get_template(f"{_OURS}/{name}")
+    return engine.get_template(f"django_ratelimit_lua/{name}")
 
 
 def render_page(template: Any, request: HttpRequest, context: Mapping[str, object]) -> str:
     """Render a page, with the nonce of the Content-Security-Policy."""
-    nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
+    nonce = getattr(request, "csp_nonce", None)  # Set by django-csp.
     if nonce is None:
-        nonce = getattr(request, "_csp_nonce", None)
-    if nonce is None:  # A nonce that was not used yet is false.
+        nonce = getattr(request, "_csp_nonce", None)  # Set by Django 6.0 and newer.
+    if nonce is None:  # Not `or`: a nonce is false until it is used.
         nonce = ""
     text: str = template.render({**context, "csp_nonce": str(nonce)}, request)
     return text
 
 
-def asked_for(request: HttpRequest) -> Literal["problem", "page", "text"]:
+def accepted_form(request: HttpRequest) -> Form:
     """Return the form of the response that the client accepts."""
     accept = request.META.get("HTTP_ACCEPT", "")
-    # More is not needed, and a refusal must not cost more than the request.
+    # A refusal must not cost more than the request.
     if len(accept) > MAX_ACCEPT_LENGTH or accept.count(",") >= MAX_TYPES:
         return "text"
-    return _preferred(accept)
+    return _parse_accept(accept)
 
 
 @lru_cache(maxsize=256)
-def _preferred(accept: str) -> Literal["problem", "page", "text"]:
+def _parse_accept(accept: str) -> Form:
+    """Return the form that an `Accept` header prefers."""
     request = HttpRequest()
     if accept:
         request.META = {"HTTP_ACCEPT": accept}
     preferred = request.get_preferred_type([_HTML, _TEXT, *_JSON])
     if preferred in _JSON:
         return "problem"
-    # Browsers name it. A client that accepts anything is a program.
+    # Browsers name HTML. A client that accepts anything is a program.
     if preferred == _HTML and _HTML in accept.lower():
         return "page"
     return "text"
@@ -97,17 +99,17 @@ def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse
     It is a problem document for JSON, the project's page, this package's page for browsers, or
     plain text.
     """
-    form = asked_for(request)
+    form = accepted_form(request)
     template = None
     if form != "problem":
-        template = projects_page(details.page)
-    if template is not None:  # It may ask a database.
-        make = partial(_made, request, details, form, template)
-        response = yield Wait(make, sync_to_async(make))
-        return _finished(response, details)
+        template = project_page(details.page)
+    if template is not None:  # The project's page may query a database.
+        render = partial(_render, request, details, form, template)
+        response = yield Wait(render, sync_to_async(render))
+        return _add_headers(response, details)
     if form == "page":
-        template = our_page(details.page, details.folder)
-    return _finished(_made(request, details, form, template), details)
+        template = package_page(details.page, details.folder)
+    return _add_headers(_render(request, details, form, template), details)
 
 
 def brief_refusal(
@@ -119,26 +121,31 @@ def brief_refusal(
     because they are not for that server. `style`: see `add_headers`; `only_status`: see `Refusal`.
     """
     refusal = replace(refusal_of(request, decision), only_status=only_status)
-    response = _finished(_made(request, refusal, asked_for(request), None), refusal)
+    response = _add_headers(_render(request, refusal, accepted_form(request), None), refusal)
     add_headers(response, decision, style)
     return response
 
 
-def _made(request: HttpRequest, details: ErrorDetails, form: str, template: Any) -> HttpResponse:
+def _render(request: HttpRequest, details: ErrorDetails, form: Form, template: Any) -> HttpResponse:
+    """Return a response from the template, or in this form if there is none."""
     with language_of(request):
-        kind = None
+        content_type = None
         if template is not None:
             body = render_page(template, request, details.context())
         elif form == "problem":
             body = json.dumps(details.problem())
-            kind = PROBLEM
+            content_type = PROBLEM
         else:
             body = "".join(f"{line}\n" for line in details.lines())
-            kind = f"{_TEXT}; charset=utf-8"
-    return HttpResponse(body, status=details.status, content_type=kind)
+            content_type = f"{_TEXT}; charset=utf-8"
+    return HttpResponse(body, status=details.status, content_type=content_type)
 
 
-def _finished(response: object, details: ErrorDetails) -> HttpResponse:
+def _add_headers(response: object, details: ErrorDetails) -> HttpResponse:
+    """Return a response with the headers of a refusal that it does not have yet.
+
+    Raises `TypeError` if it is no response.
+    """
     if not isinstance(response, HttpResponseBase):
         raise TypeError(f"RATELIMIT_VIEW returned {response!r}: it must return an HttpResponse")
     for name, value in details.headers().items():
@@ -153,24 +160,28 @@ def leave_unlogged(response: Any) -> None:
     response._has_been_logged = True
 
 
-def _refuse(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
+def _composing_refusal(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
+    """Return the response to a refused request, from `RATELIMIT_VIEW` if that is set."""
     refusal = refusal_of(request, decision)
-    view = conf.VIEW
-    if view is None:
+    if conf.VIEW is None:
         response = yield from compose(request, refusal)
     else:
         with language_of(request):
-            error = refusal.tell(Ratelimited(decision))
-        is_async = iscoroutinefunction(view) or iscoroutinefunction(getattr(view, "__call__", None))  # noqa: B004
-        awaitable = view
-        if not is_async:
-            awaitable = sync_to_async(view)
-        answer = yield Wait(partial(view, request, error), partial(awaitable, request, error))
-        if inspect.isawaitable(answer):
-            answer = yield waiting_for(answer)
-        response = _finished(answer, refusal)
+            error = refusal.describe_in(Ratelimited(decision))
+        answer = yield from _calling_view(conf.VIEW, request, error)
+        response = _add_headers(answer, refusal)
     add_headers(response, decision)
     return response
+
+
+def _calling_view(view: Any, request: HttpRequest, error: Ratelimited) -> Waiting[object]:
+    """Return the response of `RATELIMIT_VIEW`, which runs in a thread if it may block."""
+    is_async = iscoroutinefunction(view) or iscoroutinefunction(getattr(view, "__call__", None))  # noqa: B004
+    awaitable = view if is_async else sync_to_async(view)
+    answer = yield Wait(partial(view, request, error), partial(awaitable, request, error))
+    if inspect.isawaitable(answer):
+        answer = yield waiting_for(answer)
+    return answer
 
 
 def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
@@ -180,7 +191,7 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
     Otherwise the response is a 429, see `compose`. It forbids caching, and has the reference, and
     `Retry-After` unless the request can never be allowed. A block may respond with 403 instead.
     """
-    return run(_refuse(request, decision))
+    return run(_composing_refusal(request, decision))
 
 
 def add_ratelimit_headers(request: Any, response: R) -> R:
@@ -195,7 +206,7 @@ def attach_decision(request: Any, decision: Decision) -> None:
     is_limited = not decision.allowed
     for state in decision.limits:
         is_limited = is_limited or (state.mode == "advise" and not state.allowed)
-    # DRF's request finds it there, and so does the middleware.
+    # On Django's request, where DRF's request and the middleware find it.
     request = vars(request).get("_request", request)
     request.limited = is_limited or getattr(request, "limited", False)
     earlier = getattr(request, "ratelimit", None)
@@ -221,7 +232,7 @@ def refusing(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
     """Like `refused_response`, but as a generator for one of the drivers in `engine.run`."""
     exception = conf.EXCEPTION_CLASS
     if exception is None:
-        return (yield from _refuse(request, decision))
+        return (yield from _composing_refusal(request, decision))
     refusal = refusal_of(request, decision)
     if not issubclass(exception, Ratelimited):
         other = exception()
@@ -229,6 +240,6 @@ def refusing(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
             vars(other)["status_code"] = refusal.status
         raise other
     with language_of(request):
-        error = refusal.tell(exception(decision))
+        error = refusal.describe_in(exception(decision))
     error.message = error.message or str(error)
     raise error

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
-from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse, QueryDict
 from django.urls import ResolverMatch
 from django.views.decorators.cache import never_cache
 
@@ -17,8 +17,7 @@ from ..engine import DecidedCharge
 from ..engine.decide import decide, now_us
 from ..exceptions import StoreError
 from ..identity.names import unmark_identity
-from ..identity.request_state import RequestState, request_state, unwrap_request
-from ..identity.routes import resolve_route
+from ..identity.request_state import RequestState, request_state, resolve_route, unwrap_request
 from ..limits.limit import Limit
 from ..limits.rate import PERIODS, SECOND, boundaries, zone
 from ..rules.ruleset import Ruleset
@@ -26,12 +25,15 @@ from ..views.exempt import is_exempt
 from ..views.inspection import Stack, inspect_view, is_behind_login
 from .headers import policy_names
 from .overrides import is_unknown
-from .plan import Place, RequestPlanner
+from .plan import Place
 from .refusal import ErrorDetails
-from .responses import asked_for, our_page, projects_page, render_page
+from .request_plan import RequestPlanner
+from .responses import accepted_form, package_page, project_page, render_page
 
 PAGE = "ratelimit_usage.html"
-_OF_FORMS = ("get", "post", "json", "data", "device")
+_FORM_FIELDS = ("get", "post", "json", "data", "device")
+"""The kinds of fields that may contain the name of another client."""
+_METHODS = ("GET", "HEAD")
 
 
 class LimitUsage(NamedTuple):
@@ -73,7 +75,7 @@ def usage(request: HttpRequest) -> list[LimitUsage]:
     >>> usage(RequestFactory().get("/"))
     []
     """
-    return _usages(_charges(request))
+    return _describe_charges(_peek(request))
 
 
 async def ausage(request: HttpRequest) -> list[LimitUsage]:
@@ -86,32 +88,51 @@ def usage_view(request: HttpRequest, paths: Sequence[str] = ("/",)) -> HttpRespo
     """Show the caller's own limits, as a page for browsers and as JSON for other clients.
 
     The request is not counted. Limits that the caller shares with others, such as those of a path
-    or of all clients together, are left out. The status is 503 if Redis is unavailable.
+    or of all clients together, are left out.
 
     Args:
         request: The request.
         paths: The paths to show the limits of, with a method if it is not GET, such as
             "POST /orders/".
+
+    Returns:
+        The response. Its status is 503 if Redis is unavailable, and 405 for another method than GET
+            and HEAD.
+
+    Raises:
+        TypeError: `paths` is a text instead of a list.
     """
-    charges: list[DecidedCharge] = []
+    if request.method not in _METHODS:
+        return HttpResponseNotAllowed(_METHODS)
+    if isinstance(paths, str):
+        raise TypeError(f"usage_view: paths is {paths!r}, a text; write a list: [{paths!r}]")
+    status = 200
     limits: list[LimitUsage] | None = None
-    with suppress(StoreError):
-        for place in paths:
-            charges += filter(_is_own, _charges(_request_at(request, place)))
-        limits = _usages(_distinct(charges))
-    status = 503 if limits is None else 200
-    if asked_for(request) != "page":
+    try:
+        limits = _describe_own(request, paths)
+    except StoreError:
+        status = 503
+    if accepted_form(request) != "page":
         rows = [each._asdict() for each in limits or ()]
         return JsonResponse({"limits": rows}, status=status)
-    template = projects_page(PAGE) or our_page(PAGE, ErrorDetails.folder)
+    template = project_page(PAGE) or package_page(PAGE, ErrorDetails.folder)
     return HttpResponse(render_page(template, request, {"limits": limits}), status=status)
 
 
 usage_view.ratelimit_exempt = True  # type: ignore[attr-defined]
 
 
-def _request_at(request: HttpRequest, place: str) -> HttpRequest:
-    """Return a request of the same client for another path.
+def _describe_own(request: HttpRequest, paths: Sequence[str]) -> list[LimitUsage]:
+    """Return the usage of the caller's own limits at these paths. Raises `StoreError`."""
+    charges: list[DecidedCharge] = []
+    for path in paths:
+        decided_charges = _peek(_copy_for_path(request, path))
+        charges += [decided for decided in decided_charges if _is_own(decided)]
+    return _describe_charges(_drop_repeated(charges))
+
+
+def _copy_for_path(request: HttpRequest, place: str) -> HttpRequest:
+    """Return a request of the same client for another path, which a method may precede.
 
     It has no query and no body, which could contain the name of another client.
     """
@@ -135,18 +156,21 @@ def _request_at(request: HttpRequest, place: str) -> HttpRequest:
 
 def _is_own(decided: DecidedCharge) -> bool:
     """Return whether a charge is of the caller, not shared, and by no field of a form or query."""
+    if decided.state.is_block:
+        return True
     identity: Any = unmark_identity(decided.identity)
-    parts = identity if isinstance(_first(identity), tuple) else (identity,)
-    is_of_form = any(_first(part) in _OF_FORMS for part in parts)
-    is_shared = all(_first(part) == "kwarg" or is_unknown(part) for part in parts)
-    return decided.state.is_block or not (is_of_form or is_shared)
+    parts = identity if isinstance(_kind_of(identity), tuple) else (identity,)
+    if any(_kind_of(part) in _FORM_FIELDS for part in parts):
+        return False
+    return not all(_kind_of(part) == "kwarg" or is_unknown(part) for part in parts)
 
 
-def _first(identity: Any) -> Any:
+def _kind_of(identity: Any) -> Any:
+    """Return the first part of an identity: the kind of its key, or an identity in a tuple."""
     return identity[0] if isinstance(identity, tuple) and identity else None
 
 
-def _charges(request: Any) -> list[DecidedCharge]:
+def _peek(request: Any) -> list[DecidedCharge]:
     """Return the decided charges of a request that may refuse it. Raises `StoreError`."""
     planner = _UsagePlanner(request)
     if decide(planner).source == "fallback":
@@ -154,18 +178,19 @@ def _charges(request: Any) -> list[DecidedCharge]:
     return [each for each in planner.charges if each.state.mode != "shadow"]
 
 
-def _distinct(charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
+def _drop_repeated(charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
     """Return the charges without those of a count that is charged in several places."""
     counts = {(each.charge.digest, each.charge.limit.key_part): each for each in charges}
-    return [*counts.values()]
+    return list(counts.values())
 
 
-def _usages(charges: Sequence[DecidedCharge]) -> list[LimitUsage]:
+def _describe_charges(charges: Sequence[DecidedCharge]) -> list[LimitUsage]:
     names = policy_names([decided.state.name for decided in charges])
-    return [*map(_usage, names, charges)]
+    return list(map(_describe_charge, names, charges))
 
 
-def _usage(name: str, decided: DecidedCharge) -> LimitUsage:
+def _describe_charge(name: str, decided: DecidedCharge) -> LimitUsage:
+    """Return the usage of one limit under the name in `RateLimit-Policy`."""
     state = decided.state
     limit = decided.charge.limit
     message = getattr(decided.rule, "message", "")
@@ -182,12 +207,13 @@ def _usage(name: str, decided: DecidedCharge) -> LimitUsage:
         state.retry_after,
         state.reset_after,
         "concurrent-requests" if state.is_slots else "requests",
-        _window(limit),
+        _calendar_window(limit),
         message,
     )
 
 
-def _window(limit: Limit) -> list[datetime]:
+def _calendar_window(limit: Limit) -> list[datetime]:
+    """Return when the present window of a calendar begins and ends; empty for other limits."""
     if limit.align not in PERIODS:
         return []
     starts = boundaries(limit.align, limit.time_zone, now_us())
@@ -197,44 +223,48 @@ def _window(limit: Limit) -> list[datetime]:
 class _UsagePlanner(RequestPlanner):
     """Plans all limits of a request together, whether they were counted already or not."""
 
-    distinct = staticmethod(_distinct)
+    distinct = staticmethod(_drop_repeated)
 
     def __init__(self, request: Any) -> None:
-        super().__init__(unwrap_request(request), self._places, operation="peek")
+        super().__init__(unwrap_request(request), self._find_places, operation="peek")
         self._stacks: Sequence[Stack] = ()
         self._throttles: Sequence[Any] = ()
         match = resolve_route(self.request)
         if match is None:
             return
-        here = inspect_view(match.func, request.method)
-        self._stacks = here.stacks
+        inspected = inspect_view(match.func, request.method)
+        self._stacks = inspected.stacks
         if not is_logged_in(request):
-            self._stacks = [each for each in here.stacks if not is_behind_login(match.func, each)]
-        if here.has_throttles:
+            self._stacks = [
+                stack for stack in inspected.stacks if not is_behind_login(match.func, stack)
+            ]
+        if inspected.has_throttles:
             from rest_framework.exceptions import APIException
 
             with suppress(APIException):  # The view refuses the client before its throttles.
-                self._view = prepared_view(here.class_view, match, copy(self.request))
+                self._view = prepare_view(inspected.class_view, match, copy(self.request))
                 self._throttles = self._view.get_throttles()
 
-    def _places(self, ruleset: Ruleset) -> list[Place]:
-        self.counted = {}
+    def _find_places(self, ruleset: Ruleset) -> list[Place]:
+        """Return the places of the middleware, the decorators and the throttles."""
+        self.counted = {}  # Rules that were counted for the request are displayed, too.
         places: list[Place] = []
-        if () in self.state.running and not is_exempt(self.request):
+        runs_middleware = () in self.state.running
+        if runs_middleware and not is_exempt(self.request):
             rules = ruleset.matching(self.request)
             self._has_blocks = all(rule.template is not None for rule in rules)
             if self._has_blocks:
                 places.append(Place(rules))
         for stack in self._stacks:
-            rules_here = ruleset.for_call_sites(stack.rules, stack.group, self.request)
-            places.append(Place(rules_here, stack.group))
+            stack_rules = ruleset.for_call_sites(stack.rules, stack.group, self.request)
+            places.append(Place(stack_rules, stack.group))
         for throttle in self._throttles:
             if hasattr(throttle, "is_decided_together"):
                 places.append(throttle.place(self._view.request, self._view, ruleset))
         return places
 
 
-def prepared_view(function: Any, match: ResolverMatch, request: HttpRequest) -> Any:
+def prepare_view(function: Any, match: ResolverMatch, request: HttpRequest) -> Any:
     """Return the view of Django REST framework for a request, prepared for its throttles.
 
     Its `request` is DRF's, which is authenticated unless a user is signed in already.
@@ -247,9 +277,9 @@ def prepared_view(function: Any, match: ResolverMatch, request: HttpRequest) -> 
     view.setup(request, *match.args, **match.kwargs)
     view.request = view.initialize_request(request, *match.args, **match.kwargs)
     if is_logged_in(request):
-        view.request.user = request.user  # As described; otherwise the user of its headers.
+        view.request.user = request.user
     else:
-        request.user = view.request.user
+        request.user = view.request.user  # The user that DRF has authenticated by the headers.
     return view
 
 

@@ -24,7 +24,7 @@ import django
 from django.test import RequestFactory, override_settings
 
 from django_ratelimit_lua.rules.ruleset import Ruleset, settings_rules
-from django_ratelimit_lua.web.plan import RequestPlanner
+from django_ratelimit_lua.web.request_plan import RequestPlanner
 from tests.acceptance.middleware.crawled_site import Site, crawled_site, documented_settings
 from tests.support.redis_server import server
 

@@ -31,6 +31,7 @@ from django_ratelimit_lua.core import get_usage, is_ratelimited
 from django_ratelimit_lua.extension import FIELDS_OF_ANNEXES
 from django_ratelimit_lua.identity import address
 from django_ratelimit_lua.identity.address import client_address
+from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.options import OPTIONS
@@ -252,20 +253,38 @@ def test_an_untrusted_proxy_is_logged_once(
 def test_a_missing_address_is_logged_once(
     proxies: Any, rf: RequestFactory, caplog: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """One warning is logged if requests have no REMOTE_ADDR, unless a Unix socket is trusted."""
-    monkeypatch.setattr(address, "_unlogged", {address._NO_ADDRESS})
-    request = rf.get("/", REMOTE_ADDR="")
+    """One warning is logged if the key `ip` counts requests without an address, as behind a Unix
+    socket that is not trusted.
+    """
+    monkeypatch.setattr(address, "_unlogged", {address.NO_ADDRESS})
+    read_ip = compile_key("ip").read
+    request = rf.get("/", REMOTE_ADDR="", headers={"X-Forwarded-For": "203.0.113.66"})
     settings.RATELIMIT_TRUSTED_PROXIES = ["unix"]
     with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
-        client_address(request)
-        client_address(rf.get("/"))
+        assert read_ip("", request, None) == ("ip", "203.0.113.66")
         assert not caplog.records
         settings.RATELIMIT_TRUSTED_PROXIES = proxies
         for _ in range(2):
-            client_address(request)
+            assert read_ip("", request, None) == ("ip", None)
     (record,) = caplog.records
     assert "no REMOTE_ADDR" in record.getMessage()
     assert "'unix'" in record.getMessage()
+
+
+def test_a_key_that_returns_none_is_logged(caplog: Any) -> None:
+    """A record of the level DEBUG says that such a request is counted with all others."""
+
+    def shop(group: str, request: HttpRequest) -> None:
+        return None
+
+    @ratelimit("shops", shop, "5/m")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    with caplog.at_level(logging.DEBUG, "django_ratelimit_lua"):
+        view(RequestFactory().get("/"))
+    text = "returned None for shops, so the request is counted with those of all clients"
+    assert [record for record in caplog.records if text in record.getMessage()]
 
 
 IP = {"key": "ip"}
@@ -304,6 +323,13 @@ def test_errors_are_raised_by_the_decorator(arguments: dict[str, Any], message: 
     """Invalid arguments raise an error when the decorator is created, not at the first request."""
     with pytest.raises(LimitError, match=message):
         ratelimit(**arguments)
+
+
+@pytest.mark.parametrize(("group", "name"), [(None, "@ratelimit"), ("search", "search")])
+def test_an_error_of_the_decorator_names_the_group(group: str | None, name: str) -> None:
+    """Without a group, the limit has no name yet, so the decorator is named."""
+    with pytest.raises(LimitError, match=f"^Limit '{name}': "):
+        ratelimit(group, "ip", "5/m", burst=3)
 
 
 def test_errors_are_raised_at_construction() -> None:

@@ -24,7 +24,8 @@ from ...operations.health import ahealth
 from ...rules.rule import EVERYONE, Rule
 from ...rules.ruleset import PathIndex, Ruleset
 from ...web.headers import limit_headers
-from ...web.plan import Place, RequestPlanner
+from ...web.plan import Place
+from ...web.request_plan import RequestPlanner
 from ...web.responses import brief_refusal
 from .conf import PROTOCOL, settings
 from .described_request import (

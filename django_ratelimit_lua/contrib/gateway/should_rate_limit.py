@@ -27,7 +27,8 @@ from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
 from ...web.headers import limit_headers
 from ...web.overrides import RequestSubjects, find_overrides, override_fields
-from ...web.plan import Party, Planner, is_never_banned
+from ...web.plan import Party, Planner
+from ...web.request_plan import is_never_banned
 from ...web.responses import brief_refusal
 from . import protocol
 from .described_request import ReportedUser, log_in
@@ -127,7 +128,7 @@ class _DescriptorPlanner(Planner):
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         """Find the charges and overrides of each descriptor."""
-        self.take([_build_party(result, ruleset, self.is_hit) for result in self._results])
+        self.set_parties([_build_party(result, ruleset, self.is_hit) for result in self._results])
         return ()
 
     def request_of(self, decided: DecidedCharge) -> DescriptorRequest:

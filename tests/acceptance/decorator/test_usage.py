@@ -100,6 +100,7 @@ urlpatterns = [
     path("combined/<tenant>/", combined),
     path("own/<tenant>/", own),
     path("usage/", usage_view),
+    path("usage/text/", usage_view, {"paths": "/search/"}),
     path("usage/own/", usage_view, {"paths": ["POST /own/acme/"]}),
     path("usage/combined/", usage_view, {"paths": ["/combined/acme/"]}),
     path("usage/report/", usage_view, {"paths": ["/report/"]}),
@@ -206,6 +207,19 @@ def test_the_page_is_not_counted_even_if_rules_match_it() -> None:
     client().get("/report/")
     assert client().get("/usage/").json()["limits"][0]["used"] == 1
     assert client("198.51.100.7").get("/usage/").json()["limits"][0]["used"] == 0
+
+
+def test_the_page_is_for_get_and_head_only() -> None:
+    """Another method gets a 405, because the page changes nothing."""
+    refused = Client().post("/usage/")
+    assert (refused.status_code, refused["Allow"]) == (405, "GET, HEAD")
+    assert Client().head("/usage/").status_code == 200
+
+
+def test_a_text_instead_of_a_list_of_paths_is_an_error() -> None:
+    """Its letters are no paths."""
+    with pytest.raises(TypeError, match=r"paths is '/search/', a text; write a list"):
+        Client().get("/usage/text/")
 
 
 def test_only_the_limits_of_the_caller_are_shown() -> None:

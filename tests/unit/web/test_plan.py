@@ -25,7 +25,8 @@ from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.rules.snapshot import Snapshot
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.views.call_sites import compile_call_site
-from django_ratelimit_lua.web.plan import Place, RequestPlanner
+from django_ratelimit_lua.web.plan import Place
+from django_ratelimit_lua.web.request_plan import RequestPlanner
 
 NO_RULES = Ruleset(())
 
