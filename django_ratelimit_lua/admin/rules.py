@@ -71,7 +71,7 @@ def sections() -> list[tuple[Any, dict[str, Any]]]:
     ]
 
 
-def _switch(mode: str, description: Any) -> Any:
+def _switch_action(mode: str, description: Any) -> Any:
     """Return the action that switches rules to a mode, which is its name."""
 
     @admin.action(description=description, permissions=["change"])
@@ -91,18 +91,18 @@ class LimitList(ChangeList):
 
     def read_columns(self, request: HttpRequest) -> None:
         """Read the cells of the columns of optional apps, and the limits in the code."""
-        rules = {rule.name: rule for rule in self.result_list}
         limits = []
         if self.has_others(request):
             words = self.query.lower().split()
-            limits = [
-                limit
-                for limit in limits_in_code()
-                if all(word in f"{limit.name} {limit.words}".lower() for word in words)
-            ]
+            for limit in limits_in_code():
+                text = f"{limit.name} {limit.words}".lower()
+                if all(word in text for word in words):
+                    limits.append(limit)
+        rows: dict[str, RateLimitRule | None] = dict.fromkeys([limit.name for limit in limits])
+        rows |= {rule.name: rule for rule in self.result_list}
         columns = [column for column in self.list_display if isinstance(column, ListColumn)]
         for column in columns:
-            column.read(request, {**dict.fromkeys(limit.name for limit in limits), **rules})
+            column.read(request, rows)
         self.others = [
             (
                 limit,
@@ -128,9 +128,9 @@ class RuleAdmin(LimitPages, ActingAdmin):
     list_filter = ("mode",)
     search_fields = ("name", "description", "path", "route", "key", "group", "audience")
     actions = (
-        _switch("enforce", gettext_lazy("Enforce: refuse requests over the limit")),
-        _switch("shadow", gettext_lazy("Shadow mode: count, do not refuse")),
-        _switch("off", gettext_lazy("Turn off")),
+        _switch_action("enforce", gettext_lazy("Enforce: refuse requests over the limit")),
+        _switch_action("shadow", gettext_lazy("Shadow mode: count, do not refuse")),
+        _switch_action("off", gettext_lazy("Turn off")),
     )
     save_as = True
     change_list_template = "admin/django_ratelimit_lua/ratelimitrule/change_list.html"
@@ -171,14 +171,14 @@ class RuleAdmin(LimitPages, ActingAdmin):
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save a rule. A copy keeps the options of optional apps that are not installed."""
         if "_saveasnew" in request.POST and request.resolver_match is not None:
-            copied = self.get_object(
-                request, unquote(request.resolver_match.kwargs.get("object_id", ""))
-            )
-            if isinstance(copied, RateLimitRule):
-                obj.options = absent_options(copied) | obj.options
+            key = unquote(request.resolver_match.kwargs.get("object_id", ""))
+            original = self.get_object(request, key)
+            if isinstance(original, RateLimitRule):
+                obj.options = absent_options(original) | obj.options
         super().save_model(request, obj, form, change)
 
     def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the class of the form. It adds the fields of options itself."""
         names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
         kwargs["fields"] = [name for name in names if name not in option_table()]
         return super().get_form(request, obj, *args, **kwargs)
@@ -192,6 +192,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
         return (*self.search_fields, *places)
 
     def get_list_display(self, request: HttpRequest) -> Any:
+        """Return the columns, with those of optional apps, and “Edit” for users who may edit."""
         *first, last = self.list_display
         if not self.has_change_permission(request):
             return (*first, *list_columns())
@@ -201,11 +202,12 @@ class RuleAdmin(LimitPages, ActingAdmin):
         return LimitList
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        changes = super().get_changelist_instance(request)
-        assert isinstance(changes, LimitList)
-        changes.read_columns(request)
-        changes.may_add = self.has_add_permission(request)
-        return changes
+        """Return the list, with the cells of all columns."""
+        limit_list = super().get_changelist_instance(request)
+        assert isinstance(limit_list, LimitList)
+        limit_list.read_columns(request)
+        limit_list.may_add = self.has_add_permission(request)
+        return limit_list
 
     def switch(
         self, request: HttpRequest, queryset: QuerySet[RateLimitRule], mode: str
@@ -215,14 +217,14 @@ class RuleAdmin(LimitPages, ActingAdmin):
         To turn them off, or to refuse every client, has to be confirmed.
         """
         rules = list(queryset.exclude(mode=mode))
-        texts = []
+        warnings = []
         for rule in rules:
-            before, rule.mode = rule.mode, mode
+            before = rule.mode
+            rule.mode = mode
             with suppress(RuleError):  # An invalid rule can be turned off as well.
-                texts += [f"{rule}: {text}" for _field, text in confirmations(rule, before)]
-        confirmed = confirmation_digest(texts)
-        if texts and request.POST.get(CONFIRM) != confirmed:
-            return self.ask(request, texts, confirmed)
+                warnings += [f"{rule}: {text}" for _field, text in confirmations(rule, before)]
+        if warnings and not _is_confirmed(request, warnings):
+            return self.ask_to_confirm(request, warnings)
         for rule in rules:
             rule.set_mode(mode)
             self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
@@ -232,12 +234,12 @@ class RuleAdmin(LimitPages, ActingAdmin):
         messages.success(request, text % {"mode": MODES[mode]})
         return None
 
-    def ask(self, request: HttpRequest, texts: Sequence[str], confirmed: str) -> HttpResponse:
-        """Ask for a confirmation. The page sends the request again."""
+    def ask_to_confirm(self, request: HttpRequest, texts: Sequence[str]) -> HttpResponse:
+        """Ask to confirm these texts. The page sends the request again."""
         context = {
             "title": _("Are you sure?"),
             "texts": texts,
-            "confirmed": confirmed,
+            "confirmed": confirmation_digest(texts),
             "sent": [
                 (name, value)
                 for name, values in request.POST.lists()
@@ -250,6 +252,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: Context | None = None
     ) -> HttpResponse:
+        """Show the list, with the problems of the published rules."""
         try:
             publish()
             refresh_ruleset()
@@ -276,8 +279,8 @@ class RuleAdmin(LimitPages, ActingAdmin):
             try:
                 context["preview"] = preview(request, rule)
             except RuleError as error:
-                found = " ".join(each.localized() for each in error.each[:MAX_PROBLEMS])
-                messages.error(request, _("The stored rule is invalid: %s") % found)
+                texts = " ".join(each.localized() for each in error.each[:MAX_PROBLEMS])
+                messages.error(request, _("The stored rule is invalid: %s") % texts)
         if rule is not None:
             context["limit_url"] = limit_url(request, rule.name)
         if form.is_editable:
@@ -298,6 +301,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: Context | None = None
     ) -> HttpResponse:
+        """Show all versions of a rule, each with a button to undo its change."""
         rule = self.get_object(request, unquote(object_id))
         if rule is None:
             raise Http404
@@ -326,27 +330,37 @@ class RuleAdmin(LimitPages, ActingAdmin):
         )
         if request.method != "POST" or not may_undo(request) or not change.before:
             raise PermissionDenied
-        now = rule_of(change)
+        current = rule_of(change)
         mode = ""
-        if now is not None:
-            mode = now.mode
+        if current is not None:
+            mode = current.mode
         try:
-            if request.POST.get("revision", revision_of(now)) != revision_of(now):
-                raise Conflict(now)
+            if request.POST.get("revision", revision_of(current)) != revision_of(current):
+                raise Conflict(current)
             rule = restored_rule(change)
-            texts = [text for _field, text in confirmations(rule, mode)]
-            confirmed = confirmation_digest([rule.describe(), *texts])
-            if texts and request.POST.get(CONFIRM) != confirmed:
-                return self.ask(request, [f"{rule}: {rule.describe()}", *texts], confirmed)
-            rule.save(expected=now and now.revision)
-        except (Conflict, RuleError) as error:
+            warnings = [text for _field, text in confirmations(rule, mode)]
+            texts = [f"{rule}: {rule.describe()}", *warnings]
+            if warnings and not _is_confirmed(request, texts):
+                return self.ask_to_confirm(request, texts)
+            rule.save(expected=current and current.revision)
+        except Conflict:
             text = _("The rule was changed since this page was opened. Look at it, and undo again.")
-            if isinstance(error, RuleError):
-                text = error.localized()
-            messages.error(request, text)
-            return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist"))
+            return _refuse_undo(request, text)
+        except RuleError as error:
+            return _refuse_undo(request, error.localized())
         message = _("Undone: revision %(revision)d and later.") % {"revision": change.revision}
         self.log_change(request, rule, message)
         text = _("“%(rule)s” is as it was before the change: %(reading)s.")
         messages.success(request, text % {"rule": rule, "reading": rule.describe()})
         return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_change", rule.pk))
+
+
+def _is_confirmed(request: HttpRequest, texts: Sequence[str]) -> bool:
+    """Return whether a request confirms exactly these texts."""
+    return request.POST.get(CONFIRM) == confirmation_digest(texts)
+
+
+def _refuse_undo(request: HttpRequest, text: str) -> HttpResponse:
+    """Return to the list of rules, with an error."""
+    messages.error(request, text)
+    return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist"))
