@@ -41,6 +41,11 @@ _FIELDS = {
 and the help.
 """
 
+Fields = Sequence[tuple[str, str]]
+"""Values that a client sends, in headers, cookies, the query and the body, and values of registered
+keys: `[("header:X-API-Key", "k"), ("get:q", "x"), ("post:username", "ada"), ("tenant", "acme")]`.
+"""
+
 
 class StoreOnce(Action):
     """Stores a value, like argparse's `store`. A repeated option is an error."""
@@ -68,6 +73,7 @@ def add_subject(parser: ArgumentParser) -> None:
 
 
 def _add_fields(add: Callable[..., object]) -> None:
+    """Add an option for each kind of field, by argparse's `add_argument`."""
     for option, (_kind, mark, text) in _FIELDS.items():
         add(f"--{option}", action="append", default=[], metavar=f"NAME{mark}VALUE", help=text)
 
@@ -94,7 +100,7 @@ def add_length(*, default: str | None = None) -> Argument:
     return add
 
 
-def seconds_of(option: str, period: str, otherwise: str = "") -> int:
+def parse_seconds(option: str, period: str, otherwise: str = "") -> int:
     """Return the seconds of a duration such as 30m.
 
     Raises:
@@ -120,7 +126,7 @@ def require_urlconf() -> None:
         raise CommandError("set ROOT_URLCONF: this command needs the URLs of the site")
 
 
-def described(options: VerbOptions) -> HttpRequest:
+def parse_request(options: VerbOptions) -> HttpRequest:
     """Return the request that the options describe. Raises `CommandError`."""
     address = options["ip"]
     if address is not None and parse_address(address) is None:
@@ -130,17 +136,17 @@ def described(options: VerbOptions) -> HttpRequest:
             options["path"] or "/",
             options["method"],
             address,
-            _user(options["user"]),
+            _parse_user(options["user"]),
             host=options["host"],
-            fields=_fields(options),
+            fields=_parse_fields(options),
         )
     except LimitError as error:
         raise CommandError(str(error)) from error
 
 
-def subject_of(options: VerbOptions) -> Subject:
+def parse_subject(options: VerbOptions) -> Subject:
     """Return the one subject that the options name. Raises `CommandError`."""
-    subjects = [Subject(field=field, value=value) for field, value in _fields(options)]
+    subjects = [Subject(field=field, value=value) for field, value in _parse_fields(options)]
     address = options["ip"]
     if address is not None:
         try:
@@ -149,7 +155,7 @@ def subject_of(options: VerbOptions) -> Subject:
             raise CommandError(f"--ip {address!r} is not an address or network") from None
         subjects.append(Subject(address=address))
     if options["user"] is not None:
-        subjects.append(Subject(_user(options["user"])))
+        subjects.append(Subject(_parse_user(options["user"])))
     if options["digest"]:
         subjects.append(Subject(digest=options["digest"]))
     if len(subjects) != 1:
@@ -160,13 +166,14 @@ def subject_of(options: VerbOptions) -> Subject:
     return subjects[0]
 
 
-def _fields(options: VerbOptions) -> list[tuple[str, str]]:
+def _parse_fields(options: VerbOptions) -> list[tuple[str, str]]:
+    """Return the fields that the options name, each with its value. Raises `CommandError`."""
     fields = []
     for option, (kind, mark, _help) in _FIELDS.items():
-        for given in options[option]:
-            name, _mark, value = map(str.strip, given.partition(mark))
-            if not name or mark not in given:
-                raise CommandError(f"--{option} {given!r}: use NAME{mark}VALUE")
+        for text in options[option]:
+            name, _mark, value = map(str.strip, text.partition(mark))
+            if not name or mark not in text:
+                raise CommandError(f"--{option} {text!r}: use NAME{mark}VALUE")
             if not kind and name not in registered_keys():
                 raise CommandError(
                     f"--key {name!r} is not in RATELIMIT_KEYS; known keys: "
@@ -176,9 +183,12 @@ def _fields(options: VerbOptions) -> list[tuple[str, str]]:
     return fields
 
 
-def _user(name: str | None) -> User | None:
+def _parse_user(name: str | None) -> User | None:
+    """Return the user that `--user` names; None without the option. Raises `CommandError`."""
+    if name is None:
+        return None
     user = find_user(name) if name else None
-    if name is not None and user is None:
+    if user is None:
         raise CommandError(f"--user {name!r}: no user has this name or primary key")
     return user
 
@@ -191,19 +201,13 @@ def require_confirmation(options: VerbOptions, warnings: Sequence[str]) -> None:
         )
 
 
-def verdict(explanation: Explanation) -> str:
-    """Return the decision about the next request like an explained one."""
+def describe_decision(explanation: Explanation) -> str:
+    """Return the decision about the next request like an explained one, in a sentence."""
     if not explanation.decision.allowed:
         return "The next request like this would be refused."
     if explanation.notes:
         return "The next request like this would be allowed, as far as known."
     return "The next request like this would be allowed."
-
-
-Fields = Sequence[tuple[str, str]]
-"""Values that a client sends, in headers, cookies, the query and the body, and values of registered
-keys: `[("header:X-API-Key", "k"), ("get:q", "x"), ("post:username", "ada"), ("tenant", "acme")]`.
-"""
 
 
 def build_request(
@@ -240,9 +244,30 @@ def build_request(
             sent[kind].append((name, value))
     if sent["json"] and sent["post"]:
         raise LimitError("A body cannot have both form fields and JSON fields")
+    factory = RequestFactory(headers=dict(sent["header"]))
+    for name, value in sent["cookie"]:
+        try:
+            factory.cookies[name] = value
+        except CookieError as error:
+            raise LimitError(f"cookie {name!r}: {error}") from error
+    body, content_type = _make_body(sent["post"], sent["json"])
+    meta = _make_meta(path, sent["get"], address, host)
+    request: HttpRequest = factory.generic(method, "/", body, content_type, **meta)
+    session_key = None
+    if apps.is_installed("django.contrib.sessions"):  # Otherwise there may be no table of sessions.
+        session_key = request.COOKIES.get(settings.SESSION_COOKIE_NAME)
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    request.user = user or AnonymousUser()
+    request_state(request).key_values |= key_values
+    return request
+
+
+def _make_meta(
+    path: str, parameters: Fields, address: str | None, host: str | None
+) -> dict[str, Any]:
+    """Return `META` of a request, as a server sets it: a path may be one that no URL can have."""
     path, _mark, query = path.partition("?")
-    query = "&".join(filter(None, (query, urlencode(sent["get"]))))
-    # As a server hands it over: a path need not be one that a URL can be made of.
+    query = "&".join(filter(None, (query, urlencode(parameters))))
     meta: dict[str, Any] = {
         "PATH_INFO": unquote_to_bytes(path.encode(errors="replace")).decode("latin-1"),
         "QUERY_STRING": query.encode(errors="replace").decode("latin-1"),
@@ -253,33 +278,20 @@ def build_request(
         meta["REMOTE_ADDR"] = address
         if isinstance(conf.IP_META_KEY, str):
             meta[conf.IP_META_KEY] = address
-    factory = RequestFactory(headers=dict(sent["header"]))
-    for name, value in sent["cookie"]:
-        try:
-            factory.cookies[name] = value
-        except CookieError as error:
-            raise LimitError(f"cookie {name!r}: {error}") from error
-    request: HttpRequest = factory.generic(method, "/", *_body(sent["post"], sent["json"]), **meta)
-    session_key = None
-    if apps.is_installed("django.contrib.sessions"):  # Otherwise there may be no table of sessions.
-        session_key = request.COOKIES.get(settings.SESSION_COOKIE_NAME)
-    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
-    request.user = user or AnonymousUser()
-    request_state(request).key_values |= key_values
-    return request
+    return meta
 
 
-def _body(posted: Fields, in_json: Fields) -> tuple[bytes, str]:
-    """Return the body and its content type."""
-    if not in_json:
-        return urlencode(posted).encode(), URLENCODED
+def _make_body(form_fields: Fields, json_fields: Fields) -> tuple[bytes, str]:
+    """Return the body and its content type. Raises `LimitError` if JSON fields contradict."""
+    if not json_fields:
+        return urlencode(form_fields).encode(), URLENCODED
     body: dict[str, Any] = {}
-    for path, value in in_json:
+    for path, value in json_fields:
         *outer, name = path.split(".")
-        place = body
+        parent = body
         for part in outer:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
+            parent = parent.setdefault(part, {})
+            if not isinstance(parent, dict):
                 raise LimitError(f"json:{path}: another field sets {part} to text")
-        place[name] = value
+        parent[name] = value
     return json.dumps(body).encode(), "application/json"

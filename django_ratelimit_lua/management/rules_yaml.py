@@ -22,6 +22,8 @@ from ..rules.rule import Spec
 from ..views.call_sites import describe_rule
 
 _TEXT = "tag:yaml.org,2002:str"
+MARKS = {"added": "+", "changed": "~", "deleted": "-"}
+"""The marks of changes in lists, by action."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -33,6 +35,7 @@ class _Loader(yaml.SafeLoader):
     yaml_constructors = {}  # noqa: RUF012 - an attribute of the instance for mypy
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Refuse an alias."""
         if self.check_event(yaml.AliasEvent):
             problem = "aliases (*) are not supported; write the value again"
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
@@ -40,6 +43,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_scalar(self, node: Any) -> Any:
+        """Return text for what is quoted or is no JSON, and None for nothing."""
         if node.tag == _TEXT:
             return node.value
         try:
@@ -87,10 +91,6 @@ def read_items(text: str, source: str) -> Iterator[tuple[str, Any]]:
         raise RuleError("yaml", f"not YAML: {problem}", where=where) from None
 
 
-MARKS = {"added": "+", "changed": "~", "deleted": "-"}
-"""The marks of changes in lists, by action."""
-
-
 class RuleChange(NamedTuple):
     """A change of a rule: its spec before and after. None stands for no rule."""
 
@@ -107,7 +107,8 @@ class RuleChange(NamedTuple):
             return "deleted"
         return "changed"
 
-    def words(self) -> list[str]:
+    def describe(self) -> list[str]:
+        """Return the lines about the change: the rule in a sentence, or the fields that differ."""
         title = f"{MARKS[self.action]} {self.name}"
         if self.action != "changed":
             return [f"{title}: {describe_rule(self.after or self.before or {})}"]
@@ -128,10 +129,10 @@ def dump(rules: Sequence[Spec]) -> str:
 
 def export() -> str:
     """Return the rules of the admin as YAML, in their order."""
-    return dump([*_stored().values()])
+    return dump(list(_stored_specs().values()))
 
 
-def _stored() -> dict[str, Spec]:
+def _stored_specs() -> dict[str, Spec]:
     return {rule.name: rule.spec for rule in RateLimitRule.objects.all()}
 
 
@@ -171,7 +172,7 @@ def plan(text: str, source: str = "Rules") -> list[RuleChange]:
         RuleError: As in `load`, or a changed rule needs an optional app that is not installed.
     """
     after = load(text, source)
-    before = _stored()
+    before = _stored_specs()
     changes = [RuleChange(name, before.get(name), after.get(name)) for name in after | before]
     changes = [change for change in changes if change.before != change.after]
     for change in changes:
@@ -231,23 +232,24 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
 
     Effects that a rule has already are left out.
     """
-    found = {}
+    warnings = {}
     for change in changes:
         mode = ""
         if change.before is not None:
             mode = change.before.get("mode", "enforce")
-        known = _texts(change.before)
-        new = [text for text in _texts(change.after, mode) if text not in known]
+        known = _find_warnings(change.before)
+        new = [text for text in _find_warnings(change.after, mode) if text not in known]
         if new:
-            found[change.name] = new
-    return found
+            warnings[change.name] = new
+    return warnings
 
 
-def _texts(spec: Spec | None, mode: str = "") -> list[str]:
+def _find_warnings(spec: Spec | None, mode: str = "") -> list[str]:
+    """Return the warnings to confirm for a version of a rule; none for no or an invalid rule."""
     if spec is None:
         return []
     try:
-        found = confirmations(RateLimitRule.from_spec(spec), mode)
+        warnings = confirmations(RateLimitRule.from_spec(spec), mode)
     except RuleError:  # The row was broken by hand.
         return []
-    return [text for _field, text in found]
+    return [text for _field, text in warnings]

@@ -31,12 +31,12 @@ from ..arguments import (
     add_length,
     add_request,
     add_subject,
-    described,
+    describe_decision,
     format_moment,
+    parse_request,
+    parse_seconds,
+    parse_subject,
     require_confirmation,
-    seconds_of,
-    subject_of,
-    verdict,
 )
 from . import Printer, VerbOptions, argument, verb
 
@@ -59,10 +59,10 @@ _LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
 def _list_bans(command: Printer, options: VerbOptions) -> None:
     if options["scan"]:
         scan_bans()
-    found = _found(options["limit"])
-    for active in found:
-        command.say(_line(active))
-    if not found:
+    bans = _find_bans(options["limit"])
+    for ban in bans:
+        command.say(_ban_words(ban))
+    if not bans:
         command.say("No bans.")
 
 
@@ -78,36 +78,38 @@ def _list_bans(command: Printer, options: VerbOptions) -> None:
         help="forget earlier bans: the next one is as short as the first",
     ),
 )
-def _lift(command: Printer, options: VerbOptions) -> None:
-    begin = options["identity"] or ""
-    if bool(begin) == options["all"] or (begin and len(begin) < MIN_LENGTH):
+def _lift_listed_bans(command: Printer, options: VerbOptions) -> None:
+    prefix = options["identity"] or ""
+    is_clear = bool(prefix) != options["all"]
+    if not is_clear or 0 < len(prefix) < MIN_LENGTH:
         raise CommandError(
             f"name the identity (at least its first {MIN_LENGTH} digits), or use --all"
         )
-    found = _found(options["limit"], begin)
-    lift_bans(found, forget=options["forget"])
-    for active in found:
-        command.say(f"lifted: {_line(active)}")
-    if not found:
+    bans = _find_bans(options["limit"], prefix)
+    lift_bans(bans, forget=options["forget"])
+    for ban in bans:
+        command.say(f"lifted: {_ban_words(ban)}")
+    if not bans:
         command.say("Nothing was lifted: no such ban.")
 
 
-def _found(limit: str | None, identity: str = "") -> list[ActiveBan]:
-    return [each for each in active_bans(identities=[identity]) if limit in (None, each.limit)]
+def _find_bans(limit: str | None, prefix: str = "") -> list[ActiveBan]:
+    """Return the bans by a limit (None: by any) of identities whose digest begins so."""
+    return [ban for ban in active_bans(identities=[prefix]) if limit in (None, ban.limit)]
 
 
-def _line(active: ActiveBan) -> str:
-    until = format_moment(active.until)
-    text = f"{active.identity[:12]} {name_words(active.limit)} until {until}"
-    if active.who:
-        who = " ".join(f"{kind}={value}".removeprefix("=") for kind, value in active.who)
-        text += f" ({who})"
-    if active.offences:
-        text += f": {count_words(active.offences, 'refusal')}"
+def _ban_words(ban: ActiveBan) -> str:
+    """Return a ban in one line."""
+    text = f"{ban.identity[:12]} {name_words(ban.limit)} until {format_moment(ban.until)}"
+    if ban.who:
+        name = " ".join(f"{kind}={value}".removeprefix("=") for kind, value in ban.who)
+        text += f" ({name})"
+    if ban.offences:
+        text += f": {count_words(ban.offences, 'refusal')}"
     else:
-        text += f": by an operator: {active.why}".removesuffix(": ")
-    text += f", ban number {active.times}"
-    if active.is_shadow:
+        text += f": by an operator: {ban.why}".removesuffix(": ")
+    text += f", ban number {ban.times}"
+    if ban.is_shadow:
         text += "; in shadow mode, which refuses no request"
     return text
 
@@ -146,21 +148,21 @@ def _list_overrides(command: Printer, options: VerbOptions) -> None:
     argument("--confirm", action="store_true", help="block a large part of the internet"),
     argument("--reason", default="", help="the reason, stored with the override"),
 )
-def _block(command: Printer, options: VerbOptions) -> None:
-    subject = subject_of(options)
+def _block_client(command: Printer, options: VerbOptions) -> None:
+    subject = parse_subject(options)
     rule = options["rule"]
     if rule and rule not in rule_names():
         raise CommandError(f"--rule {rule!r}: no rule or limit in the code has this name")
     seconds = None
     if not options["for_good"]:
-        seconds = seconds_of("--for", options["period"], "; or use --for-good")
+        seconds = parse_seconds("--for", options["period"], "; or use --for-good")
     override = subject.make_override("block", seconds, rule=rule, reason=options["reason"])
     require_confirmation(options, override_confirmations(subject.address))
     existing = add_override(override)
     until = f"until {format_moment(override.ends)}" if override.ends else "for good"
     by = f" by the rule {rule}" if rule else ""
-    existed = "" if existing is override else ", which existed already"
-    command.say(f"{subject} is blocked{by} {until}: override {existing.pk}{existed}")
+    note = "" if existing is override else ", which existed already"
+    command.say(f"{subject} is blocked{by} {until}: override {existing.pk}{note}")
     command.warn_if_unpublished()
 
 
@@ -169,8 +171,8 @@ def _block(command: Printer, options: VerbOptions) -> None:
     "end the blocks of exactly this user, address or network, value, or digest",
     add_subject,
 )
-def _unblock(command: Printer, options: VerbOptions) -> None:
-    subject = subject_of(options)
+def _unblock_client(command: Printer, options: VerbOptions) -> None:
+    subject = parse_subject(options)
     blocks = subject.find_blocks()
     end_overrides(blocks)
     for ended in blocks:
@@ -188,8 +190,8 @@ def _unblock(command: Printer, options: VerbOptions) -> None:
     add_request,
     argument("--limit", action="append", metavar="NAME", help="only this limit; may be repeated"),
 )
-def _reset(command: Printer, options: VerbOptions) -> None:
-    explanation = explain(described(options))
+def _reset_request(command: Printer, options: VerbOptions) -> None:
+    explanation = explain(parse_request(options))
     names = {limit.name: None for limit in explanation.limits}
     wanted = options["limit"] or names
     unknown = ", ".join(repr(name) for name in sorted(wanted) if name not in names)
@@ -208,7 +210,7 @@ def _reset(command: Printer, options: VerbOptions) -> None:
         command.say("Nothing was reset: no limit applies to this request.")
     elif not done:
         command.say(f"Nothing was reset: this request has no count under {', '.join(wanted)}.")
-    command.say(verdict(explain(described(options))))
+    command.say(describe_decision(explain(parse_request(options))))
 
 
 IN_FLIGHT_SECONDS = 1.5 * FLUSH_SECONDS
@@ -231,29 +233,31 @@ def forget(subject: Subject) -> Counter[str]:
     """
     digests = subject.digests()
     subjects = [*digests, *filter(None, subject.new_override().digests())]
-    about = Q(subject__in=subjects) | Q(client_digest__in=digests)
+    is_about = Q(subject__in=subjects) | Q(client_digest__in=digests)
     if subject.user is not None:
-        about |= Q(user=subject.user)
+        is_about |= Q(user=subject.user)
     erased = Counter[str]()
-    erased["overrides"], _ = RateLimitOverride.objects.filter(about).delete()
-    for pause in (IN_FLIGHT_SECONDS, 0.0):
-        erased.update(_erase_in_redis([digest.encode() for digest in digests]))
-        time.sleep(pause)
+    erased["overrides"], _ = RateLimitOverride.objects.filter(is_about).delete()
+    # Twice, because other processes may be writing.
+    erased.update(_erase_in_redis([digest.encode() for digest in digests]))
+    time.sleep(IN_FLIGHT_SECONDS)
+    erased.update(_erase_in_redis([digest.encode() for digest in digests]))
     for change in RateLimitChange.objects.exclude(kind=RateLimitChange.Kind.RULE):
         stored = f"{change.before}{change.after}"
-        if any(text in stored for text in subjects):
+        if any(digest in stored for digest in subjects):
             change.delete()
             erased["entries of the history"] += 1
     return erased
 
 
 def _erase_in_redis(digests: list[bytes]) -> Counter[str]:
+    """Erase the keys of these identities, and what processes remember of them, once."""
     store = get_store(background=True)
     charges = [Charge(Limit("forgotten", "1/s"), digest) for digest in digests]
     # All processes drop refusals, leases and bans.
     run(forgetting(build_call(charges, "peek"), strict=True))
-    begins = [b"%b{%b}:" % (conf.CACHE_PREFIX, digest) for digest in digests]
-    keys = [key for begin in begins for key in store.find_keys(begin)]
+    prefixes = [b"%b{%b}:" % (conf.CACHE_PREFIX, digest) for digest in digests]
+    keys = [key for prefix in prefixes for key in store.find_keys(prefix)]
     store.delete_keys(keys)
     ban_list.remove(keys)
     erased = Counter({"counts and bans": len(keys)})
@@ -276,7 +280,7 @@ NOT_ERASED = (
     add_subject,
 )
 def _forget_identity(command: Printer, options: VerbOptions) -> None:
-    subject = subject_of(options)
+    subject = parse_subject(options)
     if subject.address and parse_address(subject.address) is None:
         raise CommandError(f"--ip {subject.address!r} is a network; name one address")
     for kind, number in forget(subject).items():

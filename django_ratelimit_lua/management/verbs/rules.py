@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from difflib import get_close_matches
@@ -19,7 +20,7 @@ from ...limits.decision import LimitState
 from ...models import RateLimitChange, RateLimitOverride, RateLimitRevision, RateLimitRule
 from ...models.rule import rules_database
 from ...operations.confirmations import confirmations
-from ...operations.explain import explain
+from ...operations.explain import ExplainedLimit, explain
 from ...operations.formatting import count_words
 from ...operations.known_limits import limits_named, place_words, rule_names
 from ...publishing import publisher
@@ -30,12 +31,12 @@ from ...rules.snapshot import NO_SNAPSHOT
 from ...views.call_sites import describe_rule
 from ..arguments import (
     add_request,
-    described,
+    describe_decision,
     format_moment,
+    parse_request,
+    parse_seconds,
     require_confirmation,
     require_urlconf,
-    seconds_of,
-    verdict,
 )
 from . import Printer, VerbOptions, argument, verb
 from .clients import override_words
@@ -64,7 +65,7 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
     "show a rule, or a limit in the code: where it is defined, its fields and its overrides",
     argument("name"),
 )
-def _show(command: Printer, options: VerbOptions) -> None:
+def _show_rule(command: Printer, options: VerbOptions) -> None:
     name = options["name"]
     rule = provider.reload_ruleset().by_name.get(name)
     sites = [limit for limit in limits_named(name) if not limit.is_rule]
@@ -88,9 +89,9 @@ def _show(command: Printer, options: VerbOptions) -> None:
     "explain why a request is allowed or refused, without counting it",
     add_request,
 )
-def _explain(command: Printer, options: VerbOptions) -> None:
+def _explain_request(command: Printer, options: VerbOptions) -> None:
     require_urlconf()
-    request = described(options)
+    request = parse_request(options)
     if options["ip"] is not None and callable(conf.IP_META_KEY):
         command.warn("RATELIMIT_IP_META_KEY is a function, which may ignore --ip.")
     explanation = explain(request)
@@ -102,22 +103,28 @@ def _explain(command: Printer, options: VerbOptions) -> None:
         block = explanation.block
         command.say(f"all requests of this client are blocked: override {block.pk} ({block})")
     for limit in explanation.limits:
-        command.say(f"{limit.name} ({limit.source}): {limit.reading}")
-        override = limit.override
-        if override is not None:
-            text = f"    override {override.pk} ({override}): {override.get_effect_display()}"
-            if limit.is_skipped:
-                text += "; skipped, as it does not fit this limit"
-            command.say(text)
-        if limit.state is not None:
-            text = f"    {_words(limit.state._replace(limit=limit.available))}"
-            if limit.is_advice and not limit.state.allowed:
-                text += ", but the view decides"
-            command.say(text)
+        for line in _describe_limit(limit):
+            command.say(line)
     if not any((explanation.limits, explanation.exempt, explanation.block, explanation.notes)):
         command.say("No rule applies.")
-    for line in (*explanation.notes, verdict(explanation)):
+    for line in (*explanation.notes, describe_decision(explanation)):
         command.say(line)
+
+
+def _describe_limit(limit: ExplainedLimit) -> Iterator[str]:
+    """Yield the lines about a limit: its sentence, its override and its count."""
+    yield f"{limit.name} ({limit.source}): {limit.reading}"
+    override = limit.override
+    if override is not None:
+        text = f"    override {override.pk} ({override}): {override.get_effect_display()}"
+        if limit.is_skipped:
+            text += "; skipped, as it does not fit this limit"
+        yield text
+    if limit.state is not None:
+        text = f"    {_describe_state(limit.state._replace(limit=limit.available))}"
+        if limit.is_advice and not limit.state.allowed:
+            text += ", but the view decides"
+        yield text
 
 
 @verb(
@@ -127,14 +134,15 @@ def _explain(command: Printer, options: VerbOptions) -> None:
     argument("mode", choices=MODES),
     argument("--confirm", action="store_true", help="change it despite warnings"),
 )
-def _switch(command: Printer, options: VerbOptions) -> None:
+def _set_mode(command: Printer, options: VerbOptions) -> None:
     name = options["name"]
     mode = options["mode"]
     rule = RateLimitRule.objects.filter(name=name).first()
     if rule is None:
         names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
         raise CommandError(f"the admin has no rule {name!r}; known rules: {names}")
-    before, rule.mode = rule.mode, mode
+    before = rule.mode
+    rule.mode = mode
     with suppress(RuleError):  # An invalid rule can be turned off as well.
         texts = [str(text) for _field, text in confirmations(rule, before)]
         require_confirmation(options, texts)
@@ -144,7 +152,7 @@ def _switch(command: Printer, options: VerbOptions) -> None:
 
 
 @verb("rules export", "write the rules of the admin as YAML")
-def _export(command: Printer, options: VerbOptions) -> None:
+def _export_rules(command: Printer, options: VerbOptions) -> None:
     from .. import rules_yaml  # PyYAML is slow to import.
 
     command.stdout.write(rules_yaml.export(), ending="")
@@ -162,13 +170,15 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
     from .. import rules_yaml
 
     require_urlconf()
-    changes = rules_yaml.plan(*_read(options["file"]))
+    changes = rules_yaml.plan(*_read_file(options["file"]))
     kept = []
     if not options["delete"]:
         kept = [change.name for change in changes if change.after is None]
         changes = [change for change in changes if change.after is not None]
-    found = rules_yaml.changed_confirmations(changes)
-    warnings = [f"{name}: {text}" for name, texts in found.items() for text in texts]
+    confirmations_by_rule = rules_yaml.changed_confirmations(changes)
+    warnings = [
+        f"{name}: {text}" for name, texts in confirmations_by_rule.items() for text in texts
+    ]
     if options["dry_run"]:
         for line in warnings:
             command.warn(line)
@@ -176,7 +186,7 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
         require_confirmation(options, warnings)
         rules_yaml.apply(changes)
     for change in changes:
-        command.say("\n".join(change.words()))
+        command.say("\n".join(change.describe()))
     command.say(rules_yaml.summary(changes, "would be " if options["dry_run"] else ""))
     if kept:
         names = shorten(", ".join(kept), 500)
@@ -184,20 +194,21 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
     command.warn_if_unpublished()
 
 
-def _words(state: LimitState) -> str:
+def _describe_state(state: LimitState) -> str:
     """Return the count of a limit, and its decision about the next request."""
     resets = f"resets in {state.reset_after:.0f} s" if state.used else "unused"
-    verdict = "allowed"
-    if not state.allowed and state.retry_after is None:
+    if state.allowed:
+        verdict = "allowed"
+    elif state.retry_after is None:
         verdict = "refused for good"
-    elif not state.allowed:
+    else:
         verdict = f"refused for {state.retry_after:.0f} s"
     if state.mode == "shadow":
         verdict += ", but in shadow mode"
     return f"{state.used} of {state.limit} used, {state.remaining} left, {resets}: {verdict}"
 
 
-def _read(file: str) -> tuple[str, str]:
+def _read_file(file: str) -> tuple[str, str]:
     """Return the text of a file, and its name in errors."""
     source = file
     try:
@@ -207,7 +218,7 @@ def _read(file: str) -> tuple[str, str]:
         else:
             with Path(file).open(encoding="utf-8") as opened:
                 text = opened.read(MAX_LENGTH + 1)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # It may not be UTF-8.
         raise CommandError(f"{file}: {error}") from error
     if len(text) > MAX_LENGTH:
         raise CommandError(f"{source}: more than {MAX_LENGTH} characters")
@@ -223,14 +234,14 @@ MAX_CHANGES = 20
     argument("--prune", metavar="AGE", help="delete rows that are older, such as 400d"),
     argument("--dry-run", action="store_true", help="only count these rows"),
 )
-def _history(command: Printer, options: VerbOptions) -> None:
+def _list_changes(command: Printer, options: VerbOptions) -> None:
     if options["prune"] is None:
         for change in RateLimitChange.objects.order_by("-at", "-pk")[:MAX_CHANGES]:
             what = f"{change.get_kind_display()} {change.name}: {change.get_action_display()}"
             by = f" by {change.by}" if change.by else ""
             command.say(f"{format_moment(change.at)} {what}{by}")
         return
-    before = timezone.now() - timedelta(seconds=seconds_of("--prune", options["prune"]))
+    before = timezone.now() - timedelta(seconds=parse_seconds("--prune", options["prune"]))
     action = "deleted"
     if options["dry_run"]:
         action = "would delete"
@@ -258,7 +269,7 @@ def _history(command: Printer, options: VerbOptions) -> None:
         help="first give this database a new id, if it is a copy of another one",
     ),
 )
-def _publish(command: Printer, options: VerbOptions) -> None:
+def _publish_rules(command: Printer, options: VerbOptions) -> None:
     take_over = options["take_over"]
     if not options["new_id"]:
         command.say(f"published revision {publish(rebuild=True, take_over=take_over)}")

@@ -41,7 +41,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The background tasks of the core, by name, in the order in which the check lists them."""
-AT_TIMES = ("availability", "job")
+TEMPORARY = ("availability", "job")
 """The tasks that are listed only while they run."""
 
 
@@ -52,8 +52,18 @@ def background_tasks() -> list[Task]:
     listed while it runs.
     """
     names = list(TASKS)
-    tasks = [task for task in all_tasks() if task.is_running or task.name not in AT_TIMES]
+    tasks = [task for task in all_tasks() if task.is_running or task.name not in TEMPORARY]
     return sorted(tasks, key=lambda task: names.index(task.name))
+
+
+def _describe_state(task: Task) -> str:
+    """Return whether a task runs, when it was done last, or why it failed."""
+    if task.error is not None:
+        return f"failed: {type(task.error).__name__}: {task.error}"
+    state = "running" if task.is_running else "idle"
+    if task.done_at == float("-inf"):  # It was never done.
+        return state
+    return f"{state}, last {Clock.monotonic() - task.done_at:.1f} s ago"
 
 
 @verb(
@@ -61,7 +71,7 @@ def background_tasks() -> list[Task]:
     "let Redis make a decision without counting it, and list the background tasks; exit with 1 if "
     "that fails",
 )
-def _health(command: Printer, options: VerbOptions) -> None:
+def _check_health(command: Printer, options: VerbOptions) -> None:
     health()  # The first decision has to connect.
     status = health()
     if not status.ok:
@@ -73,14 +83,7 @@ def _health(command: Printer, options: VerbOptions) -> None:
     rules = f"rules of revision {revision} are published" if revision else "no rules are published"
     command.say(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
     for task in background_tasks():
-        state = "idle"
-        if task.error is not None:
-            state = f"failed: {type(task.error).__name__}: {task.error}"
-        elif task.is_running:
-            state = "running"
-        if task.done_at != float("-inf") and task.error is None:
-            state += f", last {Clock.monotonic() - task.done_at:.1f} s ago"
-        command.say(f"{task.name}: {TASKS[task.name]} ({state})")
+        command.say(f"{task.name}: {TASKS[task.name]} ({_describe_state(task)})")
     for process in status.processes:
         age = duration_words(time.time() - process.since)
         command.say(f"process {process.pid} on {process.host}, up for {age}")

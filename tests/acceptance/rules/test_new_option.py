@@ -61,7 +61,7 @@ def test_a_new_option_is_in_the_form_the_file_and_the_history(operator: Client) 
     assert "ticket: 7\n" in text
     assert plan(text) == []
     (change,) = plan(text.replace("ticket: 7", "ticket: 8"))
-    assert change.words() == ["~ site", "    Ticket: 7 → 8"]
+    assert change.describe() == ["~ site", "    Ticket: 7 → 8"]
     apply([change])
     assert RateLimitRule.objects.get().options == {"ticket": 8}
     with pytest.raises(RuleError, match="ticket is 10000"):

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.management.verbs import verbs
-from django_ratelimit_lua.management.verbs.rules import _words
+from django_ratelimit_lua.management.verbs.rules import _describe_state
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from django_ratelimit_lua.management.verbs.rules import _words
 )
 def test_a_limit_is_described_in_one_line(state: LimitState, words: str) -> None:
     """The line has used and remaining units, the reset, and the result of a next request."""
-    assert _words(state) == words
+    assert _describe_state(state) == words
 
 
 @pytest.mark.parametrize(
