@@ -142,7 +142,9 @@ def deciding(planner: Planner, deadline: Deadline) -> Waiting[Decision]:
             return (yield from _finishing(planner, call, decision, began))
     except BaseException as error:
         if call is not None and call.slot and call.operation == "hit":
-            yield from settling(error, _releasing_requested(call))
+            # If Redis reads the release first, on another connection, the slot ends by itself.
+            held = [charge for charge in call.charges if charge.limit.holds]
+            yield from settling(error, releasing(held, call.slot))
         raise
     raise AssertionError("the last attempt does not check the revision")  # pragma: no cover
 
@@ -182,14 +184,6 @@ def _report(planner: Planner, call: Call, decision: Decision, seconds: float) ->
     if planner.is_hit:
         for on_decision in decision_hooks:
             on_decision(planner.charges, decision, seconds, planner.exempt, planner.state)
-
-
-def _releasing_requested(call: Call) -> Waiting[None]:
-    """Release the slot that a call has requested, if the reply did not arrive.
-
-    On another connection, Redis may read the release before the call. The slot then ends by itself.
-    """
-    yield from releasing([charge for charge in call.charges if charge.limit.holds], call.slot)
 
 
 def complete(charges: Sequence[DecidedCharge], call: Call, decision: Decision) -> Decision:

@@ -133,12 +133,12 @@ def _key_of(call: Call) -> _Key:
 
 
 def _digests_of(key: _Key) -> set[bytes]:
-    _prefix, _revision, _options, charges = key
+    *_, charges = key
     return {digest for digest, _, _ in charges}
 
 
 def _weigh(key: _Key, denial: CachedDenial) -> int:
-    _prefix, _revision, _options, charges = key
+    *_, charges = key
     return 1000 * len(charges) + sum(len(limit.name) for _, limit, _ in charges)
 
 
