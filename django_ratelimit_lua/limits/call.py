@@ -302,7 +302,7 @@ class Call(NamedTuple):
         if place != len(numbers):
             raise ValueError(f"unexpected reply to a call: {len(numbers)} numbers, not {place}")
         units = int(granted) if self.operation in ("hit", "charge") else 0
-        revision = self.revision_number
+        revision = 0 if self.revision is None else self.revision.number
         return Decision(allowed == 1, states, units, wait / SECOND, "redis", int(moment), revision)
 
     def _read_numbers(self, reply: object, token: bytes) -> Sequence[float]:
