@@ -138,7 +138,8 @@ def test_an_error_in_yaml_text_contains_the_name_of_its_file(text: str) -> None:
 def test_a_change_is_shown_in_words() -> None:
     """Added and removed rules are described in words. A changed rule lists its different fields."""
     words = [
-        RuleChange("api", before, after).describe() for before, after in ((None, RULE), (RULE, None))
+        RuleChange("api", before, after).describe()
+        for before, after in ((None, RULE), (RULE, None))
     ]
     assert words == [[f"{sign} api: 100 per minute per address, on /api/"] for sign in "+-"]
     found = RuleChange("api", RULE, {**RULE, "rate": ["50/m", "9/h"]}).describe()
