@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from django_ratelimit_lua.contrib.statistics.clients import Person
+from django_ratelimit_lua.contrib.statistics.clients import ClientCount
 from django_ratelimit_lua.contrib.statistics.recorder import NEAR
-from django_ratelimit_lua.contrib.statistics.writing import Hits, Tables, Writer
+from django_ratelimit_lua.contrib.statistics.writing import Hits, Kind, Tables, Writer
 from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.identity import Identity, digest
 from django_ratelimit_lua.limits.call import Charge
@@ -147,7 +147,7 @@ def _tables(
     tables = Tables(float(began))
     for who, times in visitors.items():
         identity: Identity = (place.by, who) if place.by else who
-        person = Person(
+        person = ClientCount(
             DecidedCharge(Charge(limit, digest(identity), 1), name, rule, identity=identity)
         )
         before = used[name, who, window]
@@ -155,12 +155,12 @@ def _tables(
         used[name, who, window] += allowed
         person.allowed, person.refused, person.units = allowed, times - allowed, allowed
         person.stopped = 0 if is_shadow else person.refused
-        tables.people[name, digest(identity)] = person
+        tables.clients[name, digest(identity)] = person
         for number in range(1, allowed + 1, max(1, allowed // 8)):
             of, found = min(max(1, allowed // 8), allowed + 1 - number), before + number
             time_bucket = dice.choice((2, 2, 2, 3, 3, 4))
             result = "h" if is_shadow else "a"
-            kind = (name, result, "redis", time_bucket, found >= NEAR * most, is_whole)
+            kind = Kind(name, result, "redis", time_bucket, found >= NEAR * most, is_whole)
             hits = tables.kinds.setdefault(kind, Hits())
             hits.number += of
             hits.units += of
@@ -170,7 +170,7 @@ def _tables(
                 ("redis", 3) if is_shadow or times - allowed < 5 else ("deny-cache", 0)
             )
             result = "s" if is_shadow else "r"
-            kind = (name, result, source, time_bucket, False, is_whole)
+            kind = Kind(name, result, source, time_bucket, False, is_whole)
             tables.kinds.setdefault(kind, Hits()).number += times - allowed
             tables.requests[result] += (times - allowed) * is_whole
     return tables

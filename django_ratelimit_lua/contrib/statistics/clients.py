@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...engine import DecidedCharge
+from ...identity import Identity
 from ...identity.names import Name, display_name, is_short
 from ...rules.rule import Rule
 
@@ -24,12 +25,13 @@ TOP = 100
 """Clients that each process writes of those that used most, and of those that were refused most."""
 
 
-class Person:
+class ClientCount:
     """The counts of one client under one limit between two flushes.
 
     - `allowed`, `refused`: its requests, including refusals in shadow mode;
     - `stopped`: the refusals that are also counted for the whole site;
     - `units`: the units that it took;
+    - `rule`: its rule in shadow mode, or None;
     - `is_client`: false for the count of a limiter without identities.
     """
 
@@ -44,16 +46,19 @@ class Person:
         "units",
     )
 
-    def __init__(self, counted: DecidedCharge) -> None:
-        identity = counted.identity
-        self._identity = identity
-        self._name: Name | None = None
-        self.is_client = identity is not None
+    def __init__(self, decided: DecidedCharge) -> None:
+        self.is_client = decided.identity is not None
         # Only rules in shadow mode are counted by version.
-        self.rule: Rule | None = counted.rule if counted.charge.limit.mode == "shadow" else None
-        if not is_short(identity):  # It is kept for a second, and may be as long as a request.
-            self._name = display_name(identity)
-            self._identity = None
+        self.rule: Rule | None = None
+        if decided.charge.limit.mode == "shadow":
+            self.rule = decided.rule
+        # An identity is kept for a second, and may be as long as a request.
+        self._identity: Identity = None
+        self._name: Name | None = None
+        if is_short(decided.identity):
+            self._identity = decided.identity
+        else:
+            self._name = display_name(decided.identity)
         self.allowed = self.refused = self.stopped = self.units = 0
 
     @property
@@ -117,21 +122,22 @@ class Summary:
             name_of: Returns the label of a digest.
         """
         estimates = self._estimates
-        strangers = []
+        new_clients = []
         for digest, number in times.items():
             if digest in estimates:
                 estimates[digest].times += number
             else:
-                strangers.append((digest, number))
-        if not strangers:
+                new_clients.append((digest, number))
+        if not new_clients:
             return
         heap = [(estimate.times, digest) for digest, estimate in estimates.items()]
         heapq.heapify(heap)
-        for digest, number in strangers:
+        for digest, number in new_clients:
             least = 0
             if len(estimates) >= self.capacity:
-                least, other = heapq.heappop(heap)
-                del estimates[other]
+                # The new client takes the place of the rarest one, and may have had its count.
+                least, rarest = heapq.heappop(heap)
+                del estimates[rarest]
             estimates[digest] = Estimate(digest.decode(), least + number, least, name_of(digest))
             heapq.heappush(heap, (least + number, digest))
 
@@ -150,27 +156,28 @@ class Top:
         self.field = field
         self.summaries = {"used": Summary(capacity), "refused": Summary(capacity)}
 
-    def add(self, people: Mapping[bytes, Person], **attributes: str) -> None:
+    def add(self, clients: Mapping[bytes, ClientCount], **attributes: str) -> None:
         """Add the counts of clients since the last flush.
 
         Args:
-            people: The clients, by digest.
+            clients: The clients, by digest.
             attributes: By the name of a summary, the attribute of a client that it counts.
         """
-        for word, attribute in attributes.items():
-            times = {digest: getattr(person, attribute) for digest, person in people.items()}
+        for summary, attribute in attributes.items():
+            times = {digest: getattr(client, attribute) for digest, client in clients.items()}
             counted = {digest: number for digest, number in times.items() if number}
-            self.summaries[word].add(counted, lambda digest: people[digest].name)
+            self.summaries[summary].add(counted, lambda digest: clients[digest].name)
 
-    def written(self) -> bytes:
+    def to_json(self) -> bytes:
         """Return both lists as JSON, each with the maximum count of a client that is not in it."""
         lists = {}
-        for word, summary in self.summaries.items():
+        for name, summary in self.summaries.items():
             rows: list[list[Any]] = [
-                [one.digest, one.times, one.error, one.name] for one in summary.top(TOP + 1)
+                [client.digest, client.times, client.error, client.name]
+                for client in summary.top(TOP + 1)
             ]
             least = summary.least
             if len(rows) > TOP:
                 least = rows.pop()[1]
-            lists[word] = [least, rows]
+            lists[name] = [least, rows]
         return json.dumps(lists, separators=(",", ":")).encode()

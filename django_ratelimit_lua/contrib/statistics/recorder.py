@@ -23,7 +23,7 @@ from ...limits.limit import shortened
 from ...process.forks import renew_after_fork
 from ...rules.status import failed_rules
 from ...store import ANNEX, Deadline, failures, flusher, get_store
-from .clients import Person
+from .clients import ClientCount
 from .counters import (
     ALLOWED,
     FREE,
@@ -31,7 +31,6 @@ from .counters import (
     SHADOW,
     TIME_BOUNDS,
     WAIT_BOUNDS,
-    result_of,
     results_of,
 )
 from .writing import Hits, Kind, Tables, Writer
@@ -46,7 +45,7 @@ MAX_KINDS = 100_000
 """Maximum number of kinds between two flushes. Further names, which may be made at run time, are
 counted as `OTHER`.
 """
-MAX_PEOPLE = 10_000
+MAX_CLIENTS = 10_000
 """Maximum number of clients between two flushes. Further ones are not listed."""
 MAX_REQUESTS = 10_000
 """Maximum number of requests that have not ended. If there are more, all are counted at once."""
@@ -128,79 +127,75 @@ class Recorder:
         self._is_awaited = flusher.start()
 
     def _count_queue(self) -> None:
+        """Count the decisions of the queue."""
         with self._lock:
-            tables = self._tables
-            queue = self._queue
-            tables.began = tables.began or time.time()
-            kinds = tables.kinds
-            people = tables.people
-            for _ in range(len(queue)):
-                charges, decision, seconds, exempt, request = queue.popleft()
-                if request is not None and request.waited is not None:
-                    tables.waits[bisect_left(WAIT_BOUNDS, request.waited)] += 1
-                    tables.waited += request.waited
-                    request.waited = None
-                source = decision.source
-                results: dict[str, str] = {}  # Of the names that are not counted yet.
-                single = ""
-                if len(charges) == 1 and not exempt and charges[0].state.block is None:
-                    single = whole = result_of(charges[0], source)
-                else:
-                    results, whole = results_of(charges, decision, exempt)
-                is_first_refusal = request is None or not request.is_refused
-                if request is None:
-                    tables.requests[whole] += 1
-                elif whole:
-                    self._count_request(request, whole, is_refused=not decision.allowed)
-                time_bucket = bisect_left(TIME_BOUNDS, seconds)
-                is_first = True
-                for counted in charges:
-                    state = counted.state
-                    name = counted.name
-                    result = single
-                    if not single:
-                        # A rule with several rates counts once; a block has asked no limit.
-                        if name not in results or state.block is not None:
-                            continue
-                        result = results.pop(name)
-                    limit, digest, cost = counted.charge
-                    person = people.get((name, digest)) or self._meet(counted)
-                    is_near = False
-                    if result in FREE:
-                        is_near = state.used >= NEAR * limit.rate.limit or (
-                            len(charges) > 1
-                            and any(_is_near(each) for each in charges if each.name == name)
-                        )
-                        if cost > decision.granted:
-                            cost = decision.granted
-                        person.units += cost
-                        person.allowed += 1
-                    else:
-                        person.refused += 1
-                        if is_first_refusal and result == whole and result != SHADOW:
-                            person.stopped += 1
-                            is_first_refusal = False
-                    kind = (name, result, source, time_bucket, is_near, is_first)
-                    is_first = False
-                    hits = kinds.get(kind) or self._hits(kind)
-                    hits.number += 1
-                    hits.units += cost
-                    hits.seconds += seconds
-                for name, result in results.items():  # Blocked or exempt.
-                    hits = self._hits((name, result, source, time_bucket, False, is_first))
-                    is_first = False
-                    hits.number += 1
-                    hits.seconds += seconds
+            self._tables.began = self._tables.began or time.time()
+            for _ in range(len(self._queue)):
+                self._count_decision(*self._queue.popleft())
 
-    def _count_request(self, request: RequestCount, result: str, *, is_refused: bool) -> None:
-        """Add a decision to the request, which is counted when it has ended."""
+    def _count_decision(
+        self,
+        charges: Sequence[DecidedCharge],
+        decision: Decision,
+        seconds: float,
+        exempt: Sequence[DecidedCharge],
+        request: RequestCount | None,
+    ) -> None:
+        """Count a decision for its request, for each rule or call site, and for each client."""
+        results, whole = results_of(charges, decision, exempt)
+        is_first_refusal = request is None or not request.is_refused
+        if request is None:
+            self._tables.requests[whole] += 1
+        else:
+            self._count_wait(request)
+            if whole:
+                self._add_to_request(request, whole, is_refused=not decision.allowed)
+        source = decision.source
+        time_bucket = bisect_left(TIME_BOUNDS, seconds)
+        is_first = True
+        for decided in charges:
+            # A rule with several rates counts once, and a block is not decided by a limit.
+            if decided.name not in results or decided.state.block is not None:
+                continue
+            result = results.pop(decided.name)
+            units = decided.charge.cost
+            client = self._find_client(decided)
+            is_near = False
+            if result in FREE:
+                units = min(units, decision.granted)
+                is_near = any(_is_near(each) for each in charges if each.name == decided.name)
+                client.units += units
+                client.allowed += 1
+            else:
+                client.refused += 1
+                if is_first_refusal and result == whole and result != SHADOW:
+                    client.stopped += 1
+                    is_first_refusal = False
+            kind = Kind(decided.name, result, source, time_bucket, is_near, is_first)
+            self._add_hit(kind, units, seconds)
+            is_first = False
+        for name, result in results.items():  # Blocked or exempt.
+            kind = Kind(name, result, source, time_bucket, False, is_first)
+            self._add_hit(kind, 0, seconds)
+            is_first = False
+
+    def _count_wait(self, request: RequestCount) -> None:
+        """Count once how long a request waited before the application began with it."""
+        if request.waited is not None:
+            self._tables.waits[bisect_left(WAIT_BOUNDS, request.waited)] += 1
+            self._tables.waited += request.waited
+            request.waited = None
+
+    def _add_to_request(self, request: RequestCount, result: str, *, is_refused: bool) -> None:
+        """Add a decision to its request, which is counted when it has ended."""
         if not request.result:
             self._requests.append(request)
             if len(self._requests) > MAX_REQUESTS:
-                self._end_requests(even_running=True)
+                self._count_requests(even_running=True)
         request.add(result, is_refused=is_refused)
 
-    def _end_requests(self, *, even_running: bool = False) -> None:
+    def _count_requests(self, *, even_running: bool = False) -> None:
+        """Count the requests that have ended, or all of them."""
         tables = self._tables
         running = []
         for request in self._requests:
@@ -211,19 +206,29 @@ class Recorder:
                 tables.requests[request.result] += 1
         self._requests = running
 
-    def _hits(self, kind: Kind) -> Hits:
+    def _add_hit(self, kind: Kind, units: int, seconds: float) -> None:
+        """Add a decision to those of its kind, within the bound on their number."""
         kinds = self._tables.kinds
-        kind = (shortened(kind[0]), *kind[1:])
-        if len(kinds) >= MAX_KINDS and kind not in kinds:
-            kind = (OTHER, *kind[1:])
-        return kinds.setdefault(kind, Hits())
+        hits = kinds.get(kind)
+        if hits is None:
+            kind = kind._replace(name=shortened(kind.name))
+            if len(kinds) >= MAX_KINDS and kind not in kinds:
+                kind = kind._replace(name=OTHER)
+            hits = kinds.setdefault(kind, Hits())
+        hits.number += 1
+        hits.units += units
+        hits.seconds += seconds
 
-    def _meet(self, counted: DecidedCharge) -> Person:
-        people = self._tables.people
-        person = Person(counted)
-        if len(people) >= MAX_PEOPLE:
-            return person  # Its numbers are dropped.
-        return people.setdefault((shortened(counted.name), counted.charge.digest), person)
+    def _find_client(self, decided: DecidedCharge) -> ClientCount:
+        """Return the count of the client, within the bound on their number."""
+        clients = self._tables.clients
+        digest = decided.charge.digest
+        client = clients.get((decided.name, digest))
+        if client is None:
+            client = ClientCount(decided)
+            if len(clients) < MAX_CLIENTS:  # Otherwise, its numbers are dropped.
+                client = clients.setdefault((shortened(decided.name), digest), client)
+        return client
 
     def forget(self) -> None:
         """Drop unwritten counts of clients, because one of them is to be forgotten.
@@ -232,7 +237,7 @@ class Recorder:
         """
         with self._flushing, self._lock:
             self._count_queue()
-            self._tables.people.clear()
+            self._tables.clients.clear()
             self._writer.forget()
 
     @property
@@ -254,32 +259,32 @@ class Recorder:
             StoreError: Some counts could not be written. They are kept.
         """
         self._is_awaited = False
-        acquire = self._flushing.acquire
-        is_free = (
-            acquire()
-            if deadline is None
-            else deadline.wait(lambda seconds: acquire(timeout=seconds))
-        )
-        if not is_free:
+        if not self._acquire_flushing(deadline):
             return True
         try:
             with self._lock:
                 self._count_queue()
-                self._end_requests()
+                self._count_requests()
                 tables = self._tables
                 self._tables = Tables()
-                is_left = bool(self._requests)
+                is_running = bool(self._requests)
             self._writer.take(tables, failures.take(), failed_rules.take())
-            is_left = not self._writer.write(deadline) or is_left
+            is_written = self._writer.write(deadline)
         finally:
             self._flushing.release()
         if self.error is not None:
             raise self.error
-        return is_left
+        return is_running or not is_written
+
+    def _acquire_flushing(self, deadline: Deadline | None) -> bool:
+        """Acquire the lock of the writing thread. Return False if the time is over."""
+        if deadline is None:
+            return self._flushing.acquire()
+        return deadline.wait(lambda seconds: self._flushing.acquire(timeout=seconds))
 
 
-def _is_near(counted: DecidedCharge) -> bool:
-    return counted.state.used >= NEAR * counted.charge.limit.rate.limit
+def _is_near(decided: DecidedCharge) -> bool:
+    return decided.state.used >= NEAR * decided.charge.limit.rate.limit
 
 
 recorder = Recorder()
@@ -287,7 +292,7 @@ flusher.add(recorder.flush)
 
 
 def forget_clients(digests: Collection[bytes]) -> Mapping[str, int]:
-    """Erase the statistics of one identity: the lists of top clients that contain it.
+    """Erase the statistics of one identity, which are the lists of top clients that contain it.
 
     All processes drop their unwritten counts of clients. Other clients of such a list are missing
     from it as well, for 24 hours at most. Requests remain counted. The HyperLogLogs of rules in

@@ -11,14 +11,16 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from ...exceptions import StoreError
 from ...limits import program
 from ...limits.limit import shortened
 from ...process import Clock
+from ...rules.rule import Rule
 from ...store import Deadline, Store, get_store
-from .clients import CAPACITY, Person, Top
+from .clients import CAPACITY, ClientCount, Top
 from .counters import (
     BATCH_KEPT,
     DAY,
@@ -54,20 +56,32 @@ SMALL_CAPACITY = 64
 ROUND_SECONDS = 5.0
 """After this time, the remaining names have their turn a second later."""
 
+INCREMENT = b"increment"
+SET = b"set"
+OBSERVE = b"observe"
+"""The operations of `write.lua`: on numbers and on values of a hash, and on a HyperLogLog."""
 Bucket = tuple[bytes, int]
 """The end of a key, and for how many seconds it is kept."""
 _TOTALS: Bucket = (TOTALS, HOURS_KEPT)
 
 
-Kind = tuple[str, str, str, int, bool, bool]
-"""What decisions have in common that are counted together: (name, result, source, time, is_near,
-is_first).
+class Kind(NamedTuple):
+    """What decisions have in common that are counted together.
 
-- `name`: the rule or call site; `result`: see `results`; `source`: see `Decision`; `time`: the
-  bucket of times that the decision took;
-- `is_near`: it was allowed near the limit;
-- `is_first`: the source and the time are also counted for the site, once for each decision.
-"""
+    - `name`: the rule or call site;
+    - `result`, `source`: see `counters` and `Decision`;
+    - `time_bucket`: the bucket of the time that the decision took;
+    - `is_near`: whether it was allowed near the limit;
+    - `is_first`: whether the source and the time are also counted for the site, as they are once
+      for each decision.
+    """
+
+    name: str
+    result: str
+    source: str
+    time_bucket: int
+    is_near: bool
+    is_first: bool
 
 
 @dataclass(slots=True)
@@ -88,14 +102,14 @@ class Tables:
     """The counts since one moment.
 
     - `began`: the moment, in seconds since 1970 (0: no counts);
-    - `people`: the clients, by name and digest;
+    - `clients`: the counts of clients, by name and digest;
     - `requests`: the requests of the whole site, by result;
     - `waits`: those whose waiting time is known, by the bucket of that; `waited`: its sum.
     """
 
     began: float = 0.0
     kinds: dict[Kind, Hits] = field(default_factory=dict)
-    people: dict[tuple[str, bytes], Person] = field(default_factory=dict)
+    clients: dict[tuple[str, bytes], ClientCount] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
     waits: Counter[int] = field(default_factory=Counter)
     waited: float = 0.0
@@ -104,7 +118,7 @@ class Tables:
 class Pending:
     """The unwritten counts of one name.
 
-    - `writes`: the fields and their numbers or values, by command (see `write.lua`) and bucket;
+    - `writes`: the fields and their numbers or values, by operation and bucket;
     - `number`: the number of the batch, once it has one.
     """
 
@@ -117,33 +131,36 @@ class Pending:
     def __len__(self) -> int:
         return sum(map(len, self.writes.values()))
 
-    def to(self, command: bytes, bucket: Bucket) -> dict[bytes, Any]:
-        """Return the fields of a command for one key."""
-        words = self.writes.get((command, bucket))
-        if words is None:
-            words = self.writes[command, bucket] = Counter() if command == b"add" else {}
-        return words
+    def fields(self, operation: bytes, bucket: Bucket) -> dict[bytes, Any]:
+        """Return the fields that an operation writes to one key."""
+        if (operation, bucket) not in self.writes:
+            self.writes[operation, bucket] = Counter() if operation == INCREMENT else {}
+        return self.writes[operation, bucket]
 
-    def add(self, bucket: Bucket, field: bytes, number: int) -> None:
+    def increment(self, bucket: Bucket, field: bytes, number: int) -> None:
         """Add to a field of a hash."""
         if number:
-            self.to(b"add", bucket)[field] += number
+            self.fields(INCREMENT, bucket)[field] += number
 
     def merge(self, other: Pending) -> None:
         """Add the pending counts of another name."""
-        for (command, bucket), words in other.writes.items():
-            self.to(command, bucket).update(words)  # A `Counter` adds.
+        for (operation, bucket), fields in other.writes.items():
+            self.fields(operation, bucket).update(fields)  # A `Counter` adds.
 
-    def arguments(self, name: str, process: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys and arguments of the script."""
+    def drop_clients(self) -> None:
+        """Drop all writes about single clients."""
+        self.writes = {key: fields for key, fields in self.writes.items() if key[0] == INCREMENT}
+
+    def build_arguments(self, name: str, process: bytes) -> tuple[list[bytes], list[bytes]]:
+        """Return the keys and arguments of `write.lua`."""
         keys = [key_of(name, b"batch:" + process)]
         arguments: list[bytes | int] = [self.number, BATCH_KEPT]
-        for (command, (suffix, kept)), words in self.writes.items():
+        for (operation, (suffix, kept)), fields in self.writes.items():
             keys.append(key_of(name, suffix))
-            parts = [*words]
-            if command != b"meet":
-                parts = [part for pair in words.items() for part in pair]
-            arguments += [command, kept, len(parts), *parts]
+            parts = list(fields)
+            if operation != OBSERVE:
+                parts = [part for pair in fields.items() for part in pair]
+            arguments += [operation, kept, len(parts), *parts]
         return keys, _encode(arguments)
 
 
@@ -176,7 +193,7 @@ class Writer:
     def _begin_hour(self, hour: int) -> None:
         """Drop names that are made at run time, and start the summaries of a new hour."""
         self._hour = hour
-        self._known = {SITE: SITE}  # Whether a name counts by itself, or as `OTHER`.
+        self._recorded = {SITE: SITE}  # The name itself, or `OTHER` if there was no room for it.
         self._tops: dict[str, Top] = {}
 
     def take(
@@ -191,53 +208,64 @@ class Writer:
         """
         if not (tables.began or failures or failed_rules):
             return
-        site = self._of(SITE)
+        site = self._pending_for(SITE)
         for failure, number in failures.items():
-            site.add(_TOTALS, b"E" + failure.encode(), number)
+            site.increment(_TOTALS, b"E" + failure.encode(), number)
         if sum(map(len, self._pending.values())) > MAX_PENDING:
             dropped = sum(hits.number for hits in tables.kinds.values())
-            site.add((DROPPED, HOURS_KEPT), b"%d" % (int(time.time()) // DAY), dropped)
+            site.increment((DROPPED, HOURS_KEPT), b"%d" % (int(time.time()) // DAY), dropped)
             return
         at = int(tables.began or time.time())
         if at // HOUR != self._hour:
             self._begin_hour(at // HOUR)
         for name, number in failed_rules.items():
-            self._count(self._of(name), FAILED, at, number)
+            self._add_result(self._pending_for(name), FAILED, at, number)
+        self._take_requests(tables, at)
+        self._take_kinds(tables, at)
+        self._take_clients(tables, at)
+
+    def _take_requests(self, tables: Tables, at: int) -> None:
+        """Add the requests of the whole site, and their waiting times."""
+        site = self._pending_for(SITE)
         for result, number in tables.requests.items():
-            self._count(site, result, at, number)
+            self._add_result(site, result, at, number)
         waits = (b"waits:%d" % (at // DAY), HOURS_KEPT)
         for bucket, number in tables.waits.items():
-            site.add(_TOTALS, b"q%d" % bucket, number)
-            site.add(waits, b"%d%02d" % (bucket, at % DAY // HOUR), number)
-        site.add(_TOTALS, b"Q", round(tables.waited * 1e6))
-        times = (b"times:%d" % (at // DAY), HOURS_KEPT)
-        for counted, hits in tables.kinds.items():
-            name, result, source, time_bucket, is_near, is_first = counted
-            number = hits.number
-            letter = SOURCES[source]
-            rule = self._of(name)
-            rule.add(_TOTALS, b"u" if result in FREE else b"w", hits.units)
-            if is_near:
-                rule.add(_TOTALS, b"n", number)
-            self._count(rule, result, at, number)
-            pendings = [rule]
-            if is_first:
-                pendings.append(site)
-                took = b"t%b%d" % (letter.encode(), time_bucket)
-                site.add(_TOTALS, took, number)
-                site.add(_TOTALS, b"T" + letter.encode(), round(hits.seconds * 1e6))
-            for pending in pendings:
-                self._count(pending, f"S{letter}", at, number)
-                pending.add(times, b"%d%02d" % (time_bucket, at % DAY // HOUR), number)
-        self._take_people(tables, at)
+            site.increment(_TOTALS, b"q%d" % bucket, number)
+            site.increment(waits, b"%d%02d" % (bucket, at % DAY // HOUR), number)
+        site.increment(_TOTALS, b"Q", round(tables.waited * 1e6))
 
-    def _count(self, pending: Pending, word: str, at: int, number: int) -> None:
-        """Add a number to the counts of a moment, and to the totals."""
-        pending.add(_TOTALS, word.encode(), number)
+    def _take_kinds(self, tables: Tables, at: int) -> None:
+        """Add the decisions under each name, and those of the whole site."""
+        site = self._pending_for(SITE)
+        times = (b"times:%d" % (at // DAY), HOURS_KEPT)
+        for kind, hits in tables.kinds.items():
+            letter = SOURCES[kind.source]
+            rule = self._pending_for(kind.name)
+            units_field = b"u" if kind.result in FREE else b"w"
+            rule.increment(_TOTALS, units_field, hits.units)
+            if kind.is_near:
+                rule.increment(_TOTALS, b"n", hits.number)
+            self._add_result(rule, kind.result, at, hits.number)
+            pendings = [rule]
+            if kind.is_first:
+                pendings.append(site)
+                time_field = b"t%b%d" % (letter.encode(), kind.time_bucket)
+                site.increment(_TOTALS, time_field, hits.number)
+                site.increment(_TOTALS, b"T" + letter.encode(), round(hits.seconds * 1e6))
+            for pending in pendings:
+                self._add_result(pending, f"S{letter}", at, hits.number)
+                hour_field = b"%d%02d" % (kind.time_bucket, at % DAY // HOUR)
+                pending.increment(times, hour_field, hits.number)
+
+    def _add_result(self, pending: Pending, letters: str, at: int, number: int) -> None:
+        """Add to a result or a source: in the minute and the hour of a moment, and in total."""
+        word = letters.encode()
+        pending.increment(_TOTALS, word, number)
         minutes = (b"minutes:%d" % (at // HOUR), MINUTES_KEPT)
-        pending.add(minutes, b"%b%02d" % (word.encode(), at % HOUR // MINUTE), number)
+        pending.increment(minutes, b"%b%02d" % (word, at % HOUR // MINUTE), number)
         hours = (b"hours:%d" % (at // DAY), HOURS_KEPT)
-        pending.add(hours, b"%b%02d" % (word.encode(), at % DAY // HOUR), number)
+        pending.increment(hours, b"%b%02d" % (word, at % DAY // HOUR), number)
 
     def forget(self) -> None:
         """Drop all clients from memory.
@@ -246,29 +274,31 @@ class Writer:
         """
         self._tops.clear()
         for pending in (*self._pending.values(), *self._batches.values()):
-            pending.writes = {to: words for to, words in pending.writes.items() if to[0] == b"add"}
+            pending.drop_clients()
 
-    def _take_people(self, tables: Tables, at: int) -> None:
-        by_name: dict[str, dict[bytes, Person]] = {}
-        for (name, digest), person in tables.people.items():
-            by_name.setdefault(self._counted_as(name), {})[digest] = person
-        site: dict[bytes, Person] = {}
-        for name, people in by_name.items():
-            self._take_shadow(self._of(name), people)
-            clients = {digest: person for digest, person in people.items() if person.is_client}
-            self._take_top(name, clients, at, used="units", refused="refused")
-            for digest, person in clients.items():
+    def _take_clients(self, tables: Tables, at: int) -> None:
+        """Add the clients to the lists of their names, and to those of the whole site."""
+        clients_by_name: dict[str, dict[bytes, ClientCount]] = {}
+        for (name, digest), client in tables.clients.items():
+            clients_by_name.setdefault(self._counted_name(name), {})[digest] = client
+        site: dict[bytes, ClientCount] = {}
+        for name, counts in clients_by_name.items():
+            self._add_shadow_counts(self._pending_for(name), counts)
+            clients = {digest: client for digest, client in counts.items() if client.is_client}
+            self._update_top(name, clients, at, used="units", refused="refused")
+            for digest, client in clients.items():
                 other = site.get(digest)
                 if other is not None:
-                    person.stopped += other.stopped
-                    person.units = max(person.units, other.units)
-                site[digest] = person
+                    client.stopped += other.stopped
+                    client.units = max(client.units, other.units)
+                site[digest] = client
         if site:
-            self._take_top(SITE, site, at, used="units", refused="stopped")
+            self._update_top(SITE, site, at, used="units", refused="stopped")
 
-    def _take_top(
-        self, name: str, clients: Mapping[bytes, Person], at: int, **attributes: str
+    def _update_top(
+        self, name: str, clients: Mapping[bytes, ClientCount], at: int, **attributes: str
     ) -> None:
+        """Add clients to the lists of a name, see `Top.add`, and replace the stored lists."""
         if name not in self._tops:
             is_large = name == SITE or len(self._tops) < MAX_SUMMARIES
             self._number += 1
@@ -277,31 +307,31 @@ class Writer:
         top = self._tops[name]
         top.add(clients, **attributes)
         bucket = (b"top:%d" % (at // HOUR), TOP_KEPT)
-        self._of(name).to(b"say", bucket)[top.field] = top.written()
+        self._pending_for(name).fields(SET, bucket)[top.field] = top.to_json()
 
-    def _take_shadow(self, pending: Pending, people: Mapping[bytes, Person]) -> None:
-        versions: dict[int, bytes] = {}
-        for digest, person in people.items():
-            rule = person.rule
-            if rule is None:
+    def _add_shadow_counts(self, pending: Pending, clients: Mapping[bytes, ClientCount]) -> None:
+        """Add the requests under rules in shadow mode to those of the version of their rule."""
+        for digest, client in clients.items():
+            if client.rule is None:
                 continue
-            if id(rule) not in versions:
-                versions[id(rule)] = b"version:" + version_of(rule.spec).encode()
-            version = versions[id(rule)]
-            pending.add((version, VERSIONS_KEPT), b"seen", person.allowed + person.refused)
-            pending.add((version, VERSIONS_KEPT), b"refused", person.refused)
-            pending.to(b"meet", (version + b":people", VERSIONS_KEPT))[digest] = b""
-            if person.refused:
-                pending.to(b"meet", (version + b":refused", VERSIONS_KEPT))[digest] = b""
+            version = b"version:" + _version_of_rule(client.rule).encode()
+            pending.increment((version, VERSIONS_KEPT), b"seen", client.allowed + client.refused)
+            pending.increment((version, VERSIONS_KEPT), b"refused", client.refused)
+            pending.fields(OBSERVE, (version + b":people", VERSIONS_KEPT))[digest] = b""
+            if client.refused:
+                pending.fields(OBSERVE, (version + b":refused", VERSIONS_KEPT))[digest] = b""
 
-    def _counted_as(self, name: str) -> str:
+    def _counted_name(self, name: str) -> str:
+        """Return the name under which a name is counted: itself, or `OTHER` without room."""
         name = shortened(name)
-        if name not in self._known and name not in self._pending and len(self._pending) > MAX_NAMES:
+        if name in self._recorded:
+            return self._recorded[name]
+        if name not in self._pending and len(self._pending) > MAX_NAMES:
             return OTHER
-        return self._known.get(name, name)
+        return name
 
-    def _of(self, name: str) -> Pending:
-        return self._pending.setdefault(self._counted_as(name), Pending())
+    def _pending_for(self, name: str) -> Pending:
+        return self._pending.setdefault(self._counted_name(name), Pending())
 
     def write(self, deadline: Deadline | None = None) -> bool:
         """Write all counts, and return whether none are left.
@@ -313,11 +343,12 @@ class Writer:
         end = Clock.monotonic() + ROUND_SECONDS
         self.error = None
         try:
-            self._note_names(store, deadline)
+            self._record_names(store, deadline)
         except StoreError as error:
             self.error = error
-        names = [*(self._pending.keys() & self._known.keys() - self._batches.keys())]
         # First those that have not failed, or not lately; the whole site last.
+        names = [name for name in self._pending if name in self._recorded]
+        names = [name for name in names if name not in self._batches]
         for name in sorted([*names, *self._batches], key=lambda name: name == SITE):
             if Clock.monotonic() > end:
                 break
@@ -325,7 +356,7 @@ class Writer:
                 self._write_name(store, name, deadline)
             except StoreError as error:
                 self.error = error
-                self._batches[name] = self._batches.pop(name)
+                self._batches[name] = self._batches.pop(name)  # Its next turn is the last one.
         return not self._pending and not self._batches
 
     def _write_name(self, store: Store, name: str, deadline: Deadline | None) -> None:
@@ -335,18 +366,18 @@ class Writer:
                 self._number += 1
                 self._batches[name] = self._pending.pop(name)
                 self._batches[name].number = self._number
-            arguments = self._batches[name].arguments(name, self._process)
-            for problem in store.run(WRITE, *arguments, deadline):
+            keys, arguments = self._batches[name].build_arguments(name, self._process)
+            for problem in store.run(WRITE, keys, arguments, deadline):
                 self.error = StoreError(problem.decode(errors="replace"))
             del self._batches[name]
 
-    def _note_names(self, store: Store, deadline: Deadline | None) -> None:
-        """Note each name once an hour.
+    def _record_names(self, store: Store, deadline: Deadline | None) -> None:
+        """Record in Redis that names were counted, once an hour.
 
         Names for which there is no room are counted together.
         """
         # The name of all others needs no room, and comes last.
-        names = sorted(self._pending.keys() - self._known.keys(), key=lambda name: name == OTHER)
+        names = sorted(self._pending.keys() - self._recorded.keys(), key=lambda name: name == OTHER)
         if not names:
             return
         arguments: list[bytes | int] = [
@@ -356,9 +387,15 @@ class Writer:
             OTHER.encode(),
             *[name.encode("utf-8", "surrogatepass") for name in names],
         ]
-        noted = store.run(NOTE, [key_of(SITE, b"names")], _encode(arguments), deadline)
-        for name, has_room in zip(names, noted, strict=True):
-            self._known[name] = name if has_room else OTHER
-            if not has_room:
-                self._known[OTHER] = OTHER
-                self._of(OTHER).merge(self._pending.pop(name))
+        replies = store.run(NOTE, [key_of(SITE, b"names")], _encode(arguments), deadline)
+        for name, has_room in zip(names, replies, strict=True):
+            if has_room:
+                self._recorded[name] = name
+            else:
+                self._recorded[name] = self._recorded[OTHER] = OTHER
+                self._pending_for(OTHER).merge(self._pending.pop(name))
+
+
+@lru_cache(maxsize=64)
+def _version_of_rule(rule: Rule) -> str:
+    return version_of(rule.spec)

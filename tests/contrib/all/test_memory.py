@@ -19,7 +19,7 @@ clean = test_memory.clean
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """What annexes keep has a small bound, too."""
     test_memory.set_small_bounds(monkeypatch)
-    monkeypatch.setattr(recording, "MAX_PEOPLE", BOUND - BOUND // 20 - 1)
+    monkeypatch.setattr(recording, "MAX_CLIENTS", BOUND - BOUND // 20 - 1)
     monkeypatch.setattr(recording, "MAX_REQUESTS", BOUND // 2)
     # Kinds of the shared name come on top: one for each bucket of times and of units that occurs.
     monkeypatch.setattr(recording, "MAX_KINDS", BOUND - BOUND // 10)

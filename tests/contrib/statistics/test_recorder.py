@@ -93,7 +93,7 @@ def test_each_limit_and_each_decision_is_counted_once(recorder: Recorder, hits: 
     assert found == by_name
     assert recorder._tables.requests == whole
     assert decisions == len(hits)
-    for key, person in recorder._tables.people.items():
+    for key, person in recorder._tables.clients.items():
         assert (person.refused, person.units) == (
             people[(*key, "refused")],
             people[(*key, "units")],

@@ -333,7 +333,7 @@ def test_clients_beyond_the_bound_of_a_flush_are_listed_by_the_next(
     """Until the next write, clients beyond the bound are counted without their names. No count is
     missing.
     """
-    monkeypatch.setattr(recording, "MAX_PEOPLE", 5)
+    monkeypatch.setattr(recording, "MAX_CLIENTS", 5)
     limiter = RateLimiter("stats.crowd", "1/h")
     for _ in range(2):
         with recorder._flushing:  # As if it took long to write.
@@ -366,7 +366,7 @@ def test_long_identities_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None
     RateLimiter("stats.long", "5/h").hit("x" * 1_000_000)
     with recorder._flushing:
         recorder._count_queue()
-        (person,) = recorder._tables.people.values()
+        (person,) = recorder._tables.clients.values()
     assert person._identity is None
     assert top("stats.long", "used")[0].name == [("", "xx…")]
 

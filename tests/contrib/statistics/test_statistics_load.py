@@ -20,10 +20,10 @@ import pytest
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics import reading, writing
 from django_ratelimit_lua.contrib.statistics import recorder as recording
-from django_ratelimit_lua.contrib.statistics.clients import Person
+from django_ratelimit_lua.contrib.statistics.clients import ClientCount
 from django_ratelimit_lua.contrib.statistics.reading import Span, dropped, known_names
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
-from django_ratelimit_lua.contrib.statistics.writing import Hits, Tables
+from django_ratelimit_lua.contrib.statistics.writing import Hits, Kind, Tables
 from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
@@ -370,10 +370,10 @@ def crowd(name: str, whose: str, people: int, at: float) -> Tables:
     limit, tables = Limit(name, "1000/h"), Tables(at)
     for number in range(people):
         who = digest(f"{whose}-{number}")
-        person = Person(DecidedCharge(Charge(limit, who), name, identity=whose))
+        person = ClientCount(DecidedCharge(Charge(limit, who), name, identity=whose))
         person.allowed = person.units = 1
-        tables.people[name, who] = person
-    tables.kinds[name, "a", "redis", 0, False, True] = Hits(people, people, 0.1)
+        tables.clients[name, who] = person
+    tables.kinds[Kind(name, "a", "redis", 0, False, True)] = Hits(people, people, 0.1)
     return tables
 
 
