@@ -5,8 +5,7 @@ time in a bucket of a histogram. All keys of one rule or call site are in one ha
 with `<prefix>{stats:<name>}:`. For the whole site there are
 
 - `names`, a sorted set: the counted names, each with the hour of its last decision;
-- `durable`, a sorted set: the names with durable statistics of a limiter, each with the hour of its
-  last decision;
+- `turn:<hour>`, of a name with durable statistics: a lock, so that one process copies its hours;
 
 and for each name
 
@@ -157,13 +156,13 @@ def key_of(name: str, suffix: bytes) -> bytes:
     return b"%b{stats:%b}:%b" % (conf.CACHE_PREFIX, tag_of(name), suffix)
 
 
-def version_of(given: Mapping[str, object]) -> str:
-    """Return a hash of a rule's declaration, which identifies its version.
+def version_of(spec: Mapping[str, object]) -> str:
+    """Return a hash of a rule's spec, which identifies its version.
 
     Requests in shadow mode are counted by version, so the numbers are those of the current one.
     """
-    words = {word: value for word, value in given.items() if word not in NOT_IN_VERSIONS}
-    text = json.dumps(words, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+    fields = {field: value for field, value in spec.items() if field not in NOT_IN_VERSIONS}
+    text = json.dumps(fields, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
@@ -182,17 +181,22 @@ def results_of(
         decision (empty: no limit was decided).
     """
     results: dict[str, str] = {}
-    whole = ""
+    refusal = ""
     for decided in charges:
         name = decided.name
         if name not in results or not decided.state.allowed:
             results[name] = result_of(decided, decision.source)
         if decided.state.refuses:
-            whole = results[name]
-    if not whole and results:
-        whole = ALLOWED if ALLOWED in results.values() else results[next(reversed(results))]
+            refusal = results[name]
+    if refusal:
+        whole = refusal
+    elif ALLOWED in results.values():
+        whole = ALLOWED
+    elif results:
+        whole = results[next(reversed(results))]
+    else:
+        whole = EXEMPT if exempt else ""
     for removed in exempt:
-        whole = whole or EXEMPT
         results.setdefault(removed.name, EXEMPT)
     return results, whole
 
@@ -202,11 +206,10 @@ def result_of(decided: DecidedCharge, source: str) -> str:
     state = decided.state
     if state.block is not None:
         return BLOCKED
-    if (
-        source == "fallback"
-        and (decided.charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local"
-    ):
-        return POLICY
+    if source == "fallback":
+        policy = decided.charge.limit.on_store_error or conf.ON_STORE_ERROR
+        if policy != "local":
+            return POLICY
     ban = state.ban
     if ban is not None and ban.until and state.refuses and not ban.is_new:
         return BANNED

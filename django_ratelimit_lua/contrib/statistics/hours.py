@@ -8,6 +8,7 @@ Redis. If none did, for example because none ran, the next one catches up: Redis
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 
@@ -25,14 +26,14 @@ from ...store import Deadline, acquire_lock, flusher
 from ...views.call_sites import known_call_sites
 from .counters import DAY, HOUR, HOURS_KEPT, MINUTE, by_word, key_of
 from .models import RateLimitHour
-from .reading import Counts, Span, series
+from .reading import Counts, Span, read_series
 
 MAX_NAME_LENGTH = 200
 
 logger = logging.getLogger("django_ratelimit_lua")
 
 
-def durable_names(using: str) -> set[str]:
+def read_durable_names(using: str) -> set[str]:
     """Return the rules, and the limiters of this process, with durable statistics."""
     rules = RateLimitRule._base_manager.using(using).filter(options__durable=True)
     names = known_call_sites.durable | set(rules.values_list("name", flat=True))
@@ -57,33 +58,38 @@ def copy_hours() -> None:
         begin = int(now - conf.HISTORY_DAYS * DAY)
         rows.filter(moment__lt=begin).delete()
         oldest = max(oldest, begin)
-    for name in sorted(durable_names(using)):
-        if not acquire_lock(key_of(name, b"turn:%d" % _due_hour()), HOUR):
-            continue
-        last = rows.filter(name=name).aggregate(last=Max("moment", default=0))["last"]
-        since = -(-max(oldest, last - DAY) // HOUR) * HOUR
-        stored = stored_hours(name, since, now)
-        for moment, counts in series([name], Span(since, now, HOUR))[name]:
-            numbers = by_word(counts)
-            if numbers["requests"] > by_word(stored.get(moment, {}))["requests"]:
-                columns = {column: numbers[column] for column in RateLimitHour.LETTERS}
-                rows.update_or_create(name=name, moment=moment, defaults=columns)
+    for name in sorted(read_durable_names(using)):
+        if acquire_lock(key_of(name, b"turn:%d" % _due_hour()), HOUR):
+            last = rows.filter(name=name).aggregate(last=Max("moment", default=0))["last"]
+            _copy_name(name, max(oldest, last - DAY), now)
 
 
-def stored_hours(name: str, start: int, end: int) -> dict[int, Counts]:
+def _copy_name(name: str, start: int, end: int) -> None:
+    """Write the hours of one name that have more requests in Redis than in the database."""
+    first_hour = math.ceil(start / HOUR) * HOUR
+    stored = read_stored_hours(name, first_hour, end)
+    for moment, counts in read_series([name], Span(first_hour, end, HOUR))[name]:
+        numbers = by_word(counts)
+        if numbers["requests"] > by_word(stored.get(moment, {}))["requests"]:
+            columns = {column: numbers[column] for column in RateLimitHour.LETTERS}
+            rows = RateLimitHour.objects.using(rules_database())
+            rows.update_or_create(name=name, moment=moment, defaults=columns)
+
+
+def read_stored_hours(name: str, start: int, end: int) -> dict[int, Counts]:
     """Return the hourly counts in the database, by the moment at which each hour begins.
 
     Each is counted by one of the letters of its column.
     """
-    found = {}
+    hours = {}
     rows = RateLimitHour.objects.using(rules_database()).filter(name=name)
     for row in rows.filter(moment__gte=start, moment__lt=end):
         counts = Counter(
             {letter: getattr(row, column) for column, letter in RateLimitHour.LETTERS.items()}
         )
-        counts["r"] -= counts["g"]
-        found[row.moment] = counts
-    return found
+        counts["r"] -= counts["g"]  # The column of refusals includes those by bans.
+        hours[row.moment] = counts
+    return hours
 
 
 def _due_hour() -> int:
@@ -100,11 +106,12 @@ def _copy_when_due(last: Deadline | None) -> bool:
     global _copied_hour
     if last is None and _due_hour() != _copied_hour and not is_in_memory(rules_database()):
         _copied_hour = _due_hour()
-        _jobs.submit(_copy)
+        _jobs.submit(_copy_in_background)
     return False
 
 
-def _copy() -> None:
+def _copy_in_background() -> None:
+    """Copy the hours, and log an error; a job of the process."""
     connection = connections[rules_database()]
     try:
         # Before the app is migrated, Redis keeps the hours, and the system checks report it.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...engine import DecidedCharge
@@ -34,7 +34,7 @@ from .counters import (
     WAIT_BOUNDS,
     results_of,
 )
-from .reading import ask, totals
+from .reading import execute_all, read_totals
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -52,61 +52,73 @@ class Collector:
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values, for the registry, without calling Redis."""
-        return _families().values()
+        return _make_families().values()
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics with their current values."""
-        families = _families()
+        families = _make_families()
         store_up = families["store_up"]
         try:
-            counts_of = totals()
-            (revision,) = ask([(b"HGET", rules_key(), b"revision")])
-            gauges = {metric.name: metric.read() for metric in _gauges()}
+            counts_by_name = read_totals()
+            (revision,) = execute_all([(b"HGET", rules_key(), b"revision")])
+            gauges = {gauge.name: gauge.read() for gauge in _iterate_gauges()}
         except StoreError:
             store_up.add_metric([], 0)
             return [store_up]
         store_up.add_metric([], float(not get_store().is_paused))
-        number = (revision or b"0").partition(b"-")[0]
-        families["rules_revision"].add_metric([], int(number))
-        for name, numbers in gauges.items():
+        rules_revision = (revision or b"0").partition(b"-")[0]
+        families["rules_revision"].add_metric([], int(rules_revision))
+        for gauge_name, numbers in gauges.items():
             for labels, number in numbers.items():
-                families[name].add_metric([*map(readable, labels)], number)
-        site = counts_of.pop(SITE)
-        by_label: dict[str, Counter[str]] = {}
-        for name, counts in counts_of.items():
-            label = readable(name)
-            if name == OTHER:
-                label = REST
-            by_label.setdefault(label, Counter()).update(counts)
-        for label, counts in by_label.items():
-            for letter, (mode, result) in LABELS.items():
-                if counts[letter]:
-                    families["decisions"].add_metric([label, mode, result], counts[letter])
-            families["units"].add_metric([label, "allowed"], counts["u"])
-            families["units"].add_metric([label, "refused"], counts["w"])
-            families["near_limit"].add_metric([label], counts["n"])
-        for source, letter in SOURCES.items():
-            histogram = _histogram(site, f"t{letter}", f"T{letter}", TIME_BOUNDS)
-            families["decision_seconds"].add_metric([source], *histogram)
-        families["waiting_seconds"].add_metric([], *_histogram(site, "q", "Q", WAIT_BOUNDS))
-        for kind in FAILURES:
-            families["store_errors"].add_metric([kind], site[f"E{kind}"])
+                families[gauge_name].add_metric([readable(label) for label in labels], number)
+        _add_site(families, counts_by_name.pop(SITE))
+        for label, counts in _sum_by_label(counts_by_name).items():
+            _add_limit(families, label, counts)
         return families.values()
 
 
-def _histogram(
-    counts: Counter[str], word: str, word_of_sum: str, bounds: Sequence[float]
+def _sum_by_label(counts_by_name: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
+    """Return the counts by label, which several names may share."""
+    by_label: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for name, counts in counts_by_name.items():
+        label = REST if name == OTHER else readable(name)
+        by_label[label].update(counts)
+    return by_label
+
+
+def _add_limit(families: Mapping[str, Any], label: str, counts: Counter[str]) -> None:
+    """Add the counts of one rule or call site."""
+    for letter, (mode, result) in LABELS.items():
+        if counts[letter]:
+            families["decisions"].add_metric([label, mode, result], counts[letter])
+    families["units"].add_metric([label, "allowed"], counts["u"])
+    families["units"].add_metric([label, "refused"], counts["w"])
+    families["near_limit"].add_metric([label], counts["n"])
+
+
+def _add_site(families: Mapping[str, Any], counts: Counter[str]) -> None:
+    """Add the histograms and the errors of the whole site."""
+    for source, letter in SOURCES.items():
+        histogram = _make_histogram(counts, f"t{letter}", f"T{letter}", TIME_BOUNDS)
+        families["decision_seconds"].add_metric([source], *histogram)
+    families["waiting_seconds"].add_metric([], *_make_histogram(counts, "q", "Q", WAIT_BOUNDS))
+    for kind in FAILURES:
+        families["store_errors"].add_metric([kind], counts[f"E{kind}"])
+
+
+def _make_histogram(
+    counts: Counter[str], letters: str, letters_of_sum: str, bounds: Sequence[float]
 ) -> tuple[list[tuple[str, int]], float]:
-    """Return the cumulative buckets of a histogram, and the sum of its seconds."""
+    """Return the cumulative buckets of a histogram by their bounds, and the sum of its seconds."""
     buckets = []
     seen = 0
     for number, bound in enumerate([*map(repr, bounds), "+Inf"]):
-        seen += counts[f"{word}{number}"]
+        seen += counts[f"{letters}{number}"]
         buckets.append((bound, seen))
-    return buckets, counts[word_of_sum] / 1e6
+    return buckets, counts[letters_of_sum] / 1e6
 
 
-def _gauges() -> Iterable[Gauge]:
+def _iterate_gauges() -> Iterable[Gauge]:
     """Yield the gauges of the core and of other optional apps."""
     yield BANS_ACTIVE
     for extension in extensions:
@@ -121,7 +133,8 @@ BANS_ACTIVE = Gauge(
 )
 
 
-def _families() -> dict[str, Any]:
+def _make_families() -> dict[str, Any]:
+    """Return all metrics without values, by name without prefix."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     def counter(name: str, text: str, *labels: str) -> Any:
@@ -166,7 +179,7 @@ def _families() -> dict[str, Any]:
             metric.name: GaugeMetricFamily(
                 f"ratelimit_{metric.name}", metric.help, labels=metric.labels
             )
-            for metric in _gauges()
+            for metric in _iterate_gauges()
         },
     }
 
@@ -212,13 +225,15 @@ class Telemetry:
     ) -> None:
         """Record a decision that took this many seconds; see `Recorder.add`."""
         try:
-            self._record(results_of(charges, decision, exempt)[0], decision.source, seconds)
+            results, _whole = results_of(charges, decision, exempt)
+            self._record(results, decision.source, seconds)
         except Exception as error:  # An exporter of the project's, or no package at all.
             if not self._has_failed:
                 logger.warning("Decisions cannot be recorded with OpenTelemetry: %r", error)
             self._has_failed = True
 
     def _record(self, results: dict[str, str], source: str, seconds: float) -> None:
+        """Record the result of each rule or call site with all instruments."""
         if self._instruments is None:
             self._instruments = _make_instruments()
         decisions, duration, tracer = self._instruments
@@ -241,6 +256,7 @@ class Telemetry:
 
 
 def _make_instruments() -> tuple[Any, Any, Any]:
+    """Return the counter of decisions, the histogram of their times, and the tracer."""
     from opentelemetry import metrics, trace
 
     meter = metrics.get_meter("django_ratelimit_lua")

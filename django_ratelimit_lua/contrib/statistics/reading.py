@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from .recorder import recorder
 
 Counts = Counter[str]
 """Requests by result, and decisions by source (`S` and its letter, see `results`)."""
-_AT_ONCE = 200
+MAX_COMMANDS = 200
 """Commands of one round trip: their replies are made and read in a few milliseconds."""
 WRITE_SECONDS = 0.2
 """How long the counts of this process are written before others are read."""
@@ -87,16 +87,16 @@ class ShadowNumbers(NamedTuple):
     refused_people: int
 
 
-def known_names() -> dict[str, int]:
+def read_names() -> dict[str, int]:
     """Return the names that were counted in the last ninety days.
 
     Returns:
         For each name, the last hour in which it was counted, in seconds since 1970.
     """
-    (reply,) = ask([(b"ZRANGE", key_of(SITE, b"names"), b"0", b"-1", b"WITHSCORES")])
+    (reply,) = execute_all([(b"ZRANGE", key_of(SITE, b"names"), b"0", b"-1", b"WITHSCORES")])
     return {
         name.decode("utf-8", "surrogatepass"): int(float(hour)) * HOUR
-        for name, hour in _pairs(reply)
+        for name, hour in _iterate_pairs(reply)
     }
 
 
@@ -108,35 +108,45 @@ def add_up(points: Iterable[Point]) -> Counts:
     return whole
 
 
-def dropped() -> int:
+def count_dropped() -> int:
     """Return the number of requests that were not counted in the last seven days.
 
     A request is included once for each rule.
     """
     first = int(time.time()) // DAY - 7
-    (counts,) = _hashes([key_of(SITE, DROPPED)])
+    (counts,) = _read_hashes([key_of(SITE, DROPPED)])
     return sum(number for day, number in counts.items() if int(day) > first)
 
 
-def series(names: Sequence[str], span: Span, suffix: bytes = b"hours:%d") -> dict[str, list[Point]]:
-    """Return the counts of each name, step by step, from its minutes or its hours."""
-    begin, length = DAY, HOUR
+def read_series(
+    names: Sequence[str], span: Span, suffix: bytes = b"hours:%d"
+) -> dict[str, list[Point]]:
+    """Return the counts of each name, step by step, from its minutes or its hours.
+
+    Args:
+        names: The names.
+        span: The span.
+        suffix: The end of the keys with hours, for counts of another kind.
+    """
+    key_seconds, field_seconds = DAY, HOUR
     if span.step < HOUR:
-        suffix, begin, length = b"minutes:%d", HOUR, MINUTE
-    parts = span.parts(begin)
-    hashes = iter(_hashes([key_of(name, suffix % number) for name in names for number in parts]))
-    found = {}
+        suffix, key_seconds, field_seconds = b"minutes:%d", HOUR, MINUTE
+    numbers = span.parts(key_seconds)
+    keys = [key_of(name, suffix % number) for name in names for number in numbers]
+    hashes = dict(zip(keys, _read_hashes(keys), strict=True))
+    series = {}
     for name in names:
-        counted: dict[int, Counts] = {}
-        for number in parts:
-            for written, count in next(hashes).items():
-                moment = number * begin + int(written[-2:]) * length
-                counted.setdefault(moment, Counter())[written[:-2]] += count
-        found[name] = by_step(span, length, counted)
-    return found
+        by_moment: defaultdict[int, Counts] = defaultdict(Counter)
+        for number in numbers:
+            for field, count in hashes[key_of(name, suffix % number)].items():
+                # The last two digits of a field are its minute or its hour.
+                moment = number * key_seconds + int(field[-2:]) * field_seconds
+                by_moment[moment][field[:-2]] += count
+        series[name] = group_by_step(span, field_seconds, by_moment)
+    return series
 
 
-def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Point]:
+def group_by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Point]:
     """Add up counts by the steps of a span.
 
     Args:
@@ -145,53 +155,53 @@ def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Poin
         counted: The counts of each part, by the moment at which it begins.
     """
     steps: dict[int, Counts] = {moment: Counter() for moment in range(*span)}
-    for at, counts in counted.items():
-        moment = max(at, span.start)
-        moment -= (moment - span.start) % span.step
-        if at + length > span.start and moment in steps:
-            steps[moment] += counts
+    for begin, counts in counted.items():
+        moment = max(begin, span.start)
+        step = moment - (moment - span.start) % span.step
+        if begin + length > span.start and step in steps:
+            steps[step] += counts
     return [Point(moment, counts) for moment, counts in steps.items()]
 
 
-def times(name: str, span: Span, suffix: bytes = b"times:%d") -> dict[int, int]:
+def read_histogram(name: str, span: Span, suffix: bytes = b"times:%d") -> dict[int, int]:
     """Return the histogram of decision times, by whole hours, or that of another suffix."""
     hours = span._replace(start=span.start // HOUR * HOUR, step=HOUR)
-    counts = add_up(series([name], hours, suffix)[name])
+    counts = add_up(read_series([name], hours, suffix)[name])
     return {int(bucket): number for bucket, number in counts.items()}
 
 
-def outages(points: Iterable[Point]) -> list[Outage]:
+def find_outages(points: Iterable[Point]) -> list[Outage]:
     """Return the times in which decisions were made without Redis, from the site's minutes.
 
     Minutes without decisions do not end an outage. A minute in which only some of the decisions
     were made without Redis is included, but no outage ends after now.
 
     >>> counts = [{"Sr": 5}, {"Sr": 2, "Sf": 3}, {}, {"Sf": 4}, {"Sr": 6}]
-    >>> outages([Point(60 * at, Counter(each)) for at, each in enumerate(counts)])
+    >>> find_outages([Point(60 * at, Counter(each)) for at, each in enumerate(counts)])
     [Outage(start=60, end=240, decisions=7)]
     """
-    found: list[Outage] = []
-    lasts = False
+    fallback = f"S{SOURCES['fallback']}"
+    outages: list[Outage] = []
+    is_lasting = False
     for start, counts in points:
         end = min(start + MINUTE, int(time.time()))
-        number = decisions = counts[f"S{SOURCES['fallback']}"]
-        if number and lasts:
-            start, _end, before = found.pop()
-            decisions += before
-        if number:
-            found.append(Outage(start, end, decisions))
-        if any(word.startswith("S") for word in counts):
-            lasts = bool(number)
-    return found
+        decisions = counts[fallback]
+        if decisions and is_lasting:
+            outages[-1] = Outage(outages[-1].start, end, outages[-1].decisions + decisions)
+        elif decisions:
+            outages.append(Outage(start, end, decisions))
+        if any(letters.startswith("S") for letters in counts):
+            is_lasting = decisions > 0
+    return outages
 
 
-def client_lists(name: str, hours: Iterable[int]) -> list[bytes]:
+def read_client_lists(name: str, hours: Iterable[int]) -> list[bytes]:
     """Return the lists of clients of some hours, for `merged`."""
-    replies = ask([(b"HGETALL", key_of(name, b"top:%d" % hour)) for hour in hours])
+    replies = execute_all([(b"HGETALL", key_of(name, b"top:%d" % hour)) for hour in hours])
     return [written for reply in replies for written in reply[1::2]]
 
 
-def top(name: str, hours: Iterable[int], what: str) -> list[Estimate]:
+def read_top_clients(name: str, hours: Iterable[int], what: str) -> list[Estimate]:
     """Return the top clients of some hours, which are numbered since 1970.
 
     The list of each process is approximate, and a client that is missing from it may have as many
@@ -203,68 +213,71 @@ def top(name: str, hours: Iterable[int], what: str) -> list[Estimate]:
         hours: The hours; the last 24 are available.
         what: "refused" (or refusals that shadow mode would have made), or "used" (units).
     """
-    return merged(client_lists(name, hours), what)
+    return merge_client_lists(read_client_lists(name, hours), what)
 
 
-def merged(lists: Iterable[bytes], what: str) -> list[Estimate]:
+def merge_client_lists(lists: Iterable[bytes], what: str) -> list[Estimate]:
     """Return the clients of several lists of `writing.Top`, those with the highest counts first.
 
-    >>> merged([b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}'], "used")
+    >>> merge_client_lists([b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}'], "used")
     [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])]
     """
-    found: dict[str, Estimate] = {}
-    absent = 0
-    for written in lists:
-        least, rows = json.loads(written)[what]
-        absent += least
+    clients: dict[str, Estimate] = {}
+    # A client may have up to `least` in each list from which it is missing.
+    sum_of_least = 0
+    for text in lists:
+        least, rows = json.loads(text)[what]
+        sum_of_least += least
         for digest, times, error, name in rows:
             label = [(kind, value) for kind, value in name]
-            client = found.setdefault(digest, Estimate(digest, 0, 0, label))
+            client = clients.setdefault(digest, Estimate(digest, 0, 0, label))
             client.times += times - least
             client.error += error - least
-    for client in found.values():
-        client.times += absent
-        client.error += absent
-    return sorted(found.values(), key=lambda one: (one.error - one.times, -one.times, one.digest))
+    for client in clients.values():
+        client.times += sum_of_least
+        client.error += sum_of_least
+    return sorted(
+        clients.values(), key=lambda client: (-client.bounds[0], -client.times, client.digest)
+    )
 
 
-def totals() -> dict[str, Counts]:
+def read_totals() -> dict[str, Counts]:
     """Return the numbers for metrics of each name and of the site, as `keys` describes them.
 
     They never fall unless Redis has lost them.
     """
-    names = [*known_names(), SITE]
-    return dict(zip(names, _hashes([key_of(name, TOTALS) for name in names]), strict=True))
+    names = [*read_names(), SITE]
+    return dict(zip(names, _read_hashes([key_of(name, TOTALS) for name in names]), strict=True))
 
 
-def shadow_numbers(given: Mapping[str, object]) -> ShadowNumbers:
+def read_shadow_numbers(spec: Mapping[str, object]) -> ShadowNumbers:
     """Return the requests of this version of a rule in shadow mode, in the last days with any."""
-    key = key_of(str(given["name"]), b"version:" + version_of(given).encode())
-    (counts,) = _hashes([key])
-    people, refused = ask([(b"PFCOUNT", key + word) for word in (b":people", b":refused")])
-    return ShadowNumbers(counts["seen"], counts["refused"], people, refused)
+    key = key_of(str(spec["name"]), b"version:" + version_of(spec).encode())
+    (counts,) = _read_hashes([key])
+    commands = [(b"PFCOUNT", key + b":people"), (b"PFCOUNT", key + b":refused")]
+    people, refused_people = execute_all(commands)
+    return ShadowNumbers(counts["seen"], counts["refused"], people, refused_people)
 
 
-def _pairs(reply: Any) -> Any:
+def _iterate_pairs(reply: Any) -> Any:
+    """Return the pairs of a flat list, such as fields with their values."""
     return zip(reply[::2], reply[1::2], strict=True)
 
 
-def _hashes(keys: Sequence[bytes]) -> list[Counts]:
+def _read_hashes(keys: Sequence[bytes]) -> list[Counts]:
+    """Return the numbers in each hash, by field."""
     return [
-        Counter({field.decode(): int(number) for field, number in _pairs(reply)})
-        for reply in ask([(b"HGETALL", key) for key in keys])
+        Counter({field.decode(): int(number) for field, number in _iterate_pairs(reply)})
+        for reply in execute_all([(b"HGETALL", key) for key in keys])
     ]
 
 
-def ask(commands: Sequence[Sequence[bytes]]) -> list[Any]:
-    """Return the replies to commands.
-
-    What this process has counted is written first, if Redis accepts it at once.
-    """
+def execute_all(commands: Sequence[Sequence[bytes]]) -> list[Any]:
+    """Return the replies to commands, after this process has tried to write its counts."""
     with suppress(StoreError):
         recorder.flush(Deadline(WRITE_SECONDS))
     store = get_store(background=True)
     replies: list[object] = []
-    for at in range(0, len(commands), _AT_ONCE):
-        replies += store.execute_all(commands[at : at + _AT_ONCE])
+    for first in range(0, len(commands), MAX_COMMANDS):
+        replies += store.execute_all(commands[first : first + MAX_COMMANDS])
     return replies

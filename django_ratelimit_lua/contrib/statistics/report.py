@@ -33,7 +33,7 @@ from .counters import (
     SOURCES,
     by_word,
 )
-from .hours import stored_hours
+from .hours import read_stored_hours
 from .reading import Counts, Point, Span
 
 RESULT_NAMES = {
@@ -127,15 +127,15 @@ class Course:
     sources: Counts
 
     @classmethod
-    def of(cls, name: str, period: str, points: Sequence[Point]) -> Course:
-        """Return the counts of points."""
+    def from_points(cls, name: str, period: str, points: Sequence[Point]) -> Course:
+        """Add up the counts of the points."""
         whole = reading.add_up(points)
         sources = Counter({source: whole[f"S{letter}"] for source, letter in SOURCES.items()})
         return cls(name, period, points, by_word(whole), +sources)
 
     @cached_property
     def steps(self) -> list[Point]:
-        """Return the counts of each step, by word. Of a thousand limits, few are shown."""
+        """Return the counts of each step, by word. Only the few limits that are shown need them."""
         return [Point(point.moment, by_word(point.counts)) for point in self.points]
 
     @property
@@ -184,31 +184,34 @@ def span_of(period: str) -> Span:
     Steps of three hours or more are aligned to the site's time zone, others to UTC.
     """
     length, step = PERIODS[period]
-    now = moment_of(time.time())
-    end = (int(now.timestamp()) // step + 1) * step
-    if step > HOUR:
+    now = local_moment(time.time())
+    seconds = int(now.timestamp())
+    if step <= HOUR:
+        end = (seconds // step + 1) * step
+    else:
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-        seconds = int(now.timestamp() - midnight.timestamp())
-        end = int(now.timestamp()) - seconds % min(step, DAY) + min(step, DAY)
+        since_midnight = seconds - int(midnight.timestamp())
+        aligned_step = min(step, DAY)
+        end = seconds - since_midnight % aligned_step + aligned_step
     return Span(end - length, end, step)
 
 
-def moment_of(at: float) -> datetime.datetime:
+def local_moment(at: float) -> datetime.datetime:
     """Return a moment, given in seconds since 1970, in the time zone of the site."""
     return timezone.localtime(datetime.datetime.fromtimestamp(int(at), datetime.UTC))
 
 
-def courses(names: Sequence[str], period: str) -> dict[str, Course]:
+def read_courses(names: Sequence[str], period: str) -> dict[str, Course]:
     """Return the counts of each name in a period.
 
     Raises:
         StoreError: Redis is unavailable.
     """
-    series = reading.series(names, span_of(period))
-    return {name: Course.of(name, period, points) for name, points in series.items()}
+    series = reading.read_series(names, span_of(period))
+    return {name: Course.from_points(name, period, points) for name, points in series.items()}
 
 
-def course_with_stored_hours(name: str, period: str) -> Course:
+def read_stored_course(name: str, period: str) -> Course:
     """Return the counts of one name in a period, of which the database may have more than Redis.
 
     For each hour, the counts with more requests are used, because Redis has more of the last
@@ -219,45 +222,46 @@ def course_with_stored_hours(name: str, period: str) -> Course:
     """
     span = span_of(period)
     if span.step < HOUR or is_unwritable(name):
-        return courses([name], period)[name]
+        return read_courses([name], period)[name]
     hours = span._replace(start=span.start // HOUR * HOUR, step=HOUR)
     in_redis = hours._replace(start=max(hours.start, hours.end - HOURS_KEPT))
-    by_hour = dict(reading.series([name], in_redis)[name])
-    for moment, counts in stored_hours(name, hours.start, hours.end).items():
-        pair = (by_hour.get(moment, counts), counts)
-        by_hour[moment] = max(pair, key=lambda each: by_word(each)["requests"])
-    return Course.of(name, period, reading.by_step(span, HOUR, by_hour))
+    by_hour = dict(reading.read_series([name], in_redis)[name])
+    for moment, counts in read_stored_hours(name, hours.start, hours.end).items():
+        redis_counts = by_hour.get(moment, Counter())
+        if by_word(counts)["requests"] > by_word(redis_counts)["requests"]:
+            by_hour[moment] = counts
+    return Course.from_points(name, period, reading.group_by_step(span, HOUR, by_hour))
 
 
-def limits(period: str) -> list[Course]:
+def read_limits(period: str) -> list[Course]:
     """Return the counts of all rules and call sites; those that refused most come first.
 
     Raises:
         StoreError: Redis is unavailable.
     """
     rules = RateLimitRule.objects.using(rules_database()).values_list("name", flat=True)
-    names = {*rules, *reading.known_names(), *names_in_code()}
-    found = courses(sorted(names), period).values()
+    names = {*rules, *reading.read_names(), *names_in_code()}
+    courses = read_courses(sorted(names), period).values()
     results = ("refused", "would_be_refused", "requests")
-    return sorted(found, key=lambda course: [-course.numbers[result] for result in results])
+    return sorted(courses, key=lambda course: [-course.numbers[result] for result in results])
 
 
-def spec_of(name: str, row: RateLimitRule | None) -> Spec:
+def find_spec(name: str, row: RateLimitRule | None) -> Spec:
     """Return the rule of a name from its row or the settings; empty if they have no such rule."""
     if row is not None:
         return row.spec
     return next((rule.spec for rule in settings_rules() if rule.name == name), {})
 
 
-def described(name: str, row: RateLimitRule | None) -> str:
+def describe_limit(name: str, row: RateLimitRule | None) -> str:
     """Return the limits under a name in a sentence; empty if it is not known any more."""
-    spec = spec_of(name, row)
+    spec = find_spec(name, row)
     if spec:
         return describe_rule(spec)
     return "; ".join(limit.words for limit in limits_named(name))
 
 
-def outages() -> list[reading.Outage]:
+def read_outages() -> list[reading.Outage]:
     """Return the times of the last two days in which decisions were made without Redis.
 
     Raises:
@@ -265,7 +269,7 @@ def outages() -> list[reading.Outage]:
     """
     span = span_of("hour")
     span = span._replace(start=span.end - 2 * DAY)
-    return reading.outages(reading.series([SITE], span)[SITE])
+    return reading.find_outages(reading.read_series([SITE], span)[SITE])
 
 
 def draw_bars(
@@ -280,7 +284,7 @@ def draw_bars(
     '<svg class="ratelimit-bars" viewBox="0 0 10 100" preserveAspectRatio="none" role="img" aria-label="Requests"><path class="requests" d="M1 100v-100.0h8v100.0z"/><path class="would_be_refused" d=""/><path class="refused" d="M1 100v-25.0h8v25.0z"/></svg>'
     """  # noqa: E501
     most = max((step["requests"] for step in steps), default=0)
-    paths = ((part, _bars(steps, part, most)) for part in BARS)
+    paths = ((result, _draw_path(steps, result, most)) for result in BARS)
     hover = '<rect class="hover" x="{}" width="10" height="100"><title>{}</title></rect>'
     return format_html(
         '<svg class="ratelimit-bars" viewBox="0 0 {} 100" preserveAspectRatio="none" role="img" '
@@ -288,14 +292,15 @@ def draw_bars(
         10 * len(steps),
         label,
         format_html_join("", '<path class="{}" d="{}"/>', paths),
-        format_html_join("", hover, ((10 * at, text) for at, text in enumerate(hovers))),
+        format_html_join("", hover, ((10 * place, text) for place, text in enumerate(hovers))),
     )
 
 
-def _bars(steps: Sequence[Mapping[str, int]], part: str, most: int) -> str:
-    bars = ""
-    for at, step in enumerate(steps):
-        if step.get(part):
-            height = max(MIN_HEIGHT, 100 * step[part] / most)
-            bars += f"M{10 * at + 1} 100v{-height:.1f}h8v{height:.1f}z"
-    return bars
+def _draw_path(steps: Sequence[Mapping[str, int]], result: str, most: int) -> str:
+    """Return the path of the bars of one result; `most` requests are as high as the chart."""
+    path = ""
+    for place, step in enumerate(steps):
+        if step.get(result):
+            height = max(MIN_HEIGHT, 100 * step[result] / most)
+            path += f"M{10 * place + 1} 100v{-height:.1f}h8v{height:.1f}z"
+    return path

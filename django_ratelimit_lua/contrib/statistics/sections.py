@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -34,6 +34,7 @@ from ...operations.formatting import (
 from ...operations.known_limits import place_words
 from ...rules.rule import is_unwritable
 from . import reading
+from .clients import Estimate
 from .counters import HOUR, SITE, TOP_HOURS, WAIT_BOUNDS, percentile_95
 from .recorder import recorder
 from .report import (
@@ -44,16 +45,16 @@ from .report import (
     Column,
     Course,
     Report,
-    course_with_stored_hours,
-    courses,
-    described,
+    describe_limit,
     draw_bars,
-    limits,
-    moment_of,
-    outages,
+    find_spec,
+    local_moment,
+    read_courses,
+    read_limits,
+    read_outages,
+    read_stored_course,
     result_words,
     span_of,
-    spec_of,
 )
 
 # Translators: formats of Django's date filter
@@ -83,22 +84,25 @@ MAX_NAMES = 500
 def page_sections(request: HttpRequest, name: str) -> Iterator[Section]:
     """Yield the counts of a period, of the whole site or of one limit. See `Extension.sections`."""
     context = _limit_context(request, name) if name else _site_context(request)
-    if not context:
+    if not context:  # A name without a rule and without counts.
         return
     body = render_to_string("admin/ratelimit_statistics/report.html", context, request)
     yield Section(_("Requests"), body)
 
 
-def _period(request: HttpRequest, periods: Collection[str]) -> str:
+def _read_period(request: HttpRequest, periods: Collection[str]) -> str:
+    """Return the period that the request selects, or the last day."""
     period = request.GET.get("period", "")
     return period if period in periods else "day"
 
 
 def _site_context(request: HttpRequest) -> Context:
-    periods = [*PERIODS][:-1]  # Of the whole site, the database keeps no hours.
-    period = _period(request, periods)
-    site = courses([SITE], period)[SITE]
-    most = [course for course in limits(period) if course.numbers["requests"]][:MAX_ROWS]
+    """Return the context of the section on the page *Overview*."""
+    # The database keeps no hours of the whole site.
+    periods = [period for period in PERIODS if period != "year"]
+    period = _read_period(request, periods)
+    site = read_courses([SITE], period)[SITE]
+    most = [course for course in read_limits(period) if course.numbers["requests"]][:MAX_ROWS]
     return {
         **_course_context(request, site, periods),
         "notices": [*_notices(), *_outage_words()],
@@ -113,10 +117,11 @@ def _site_context(request: HttpRequest) -> Context:
 
 
 def _limit_context(request: HttpRequest, name: str) -> Context:
-    row = _rules([name]).get(name)
-    spec = spec_of(name, row)
-    course = course_with_stored_hours(name, _period(request, PERIODS))
-    if not (spec or course.numbers or name in reading.known_names()):
+    """Return the context of the section on the page of a limit; empty for an unknown name."""
+    row = _load_rules([name]).get(name)
+    spec = find_spec(name, row)
+    course = read_stored_course(name, _read_period(request, PERIODS))
+    if not (spec or course.numbers or name in reading.read_names()):
         return {}
     notices = []
     if spec.get("mode") == "shadow":
@@ -136,15 +141,15 @@ def _limit_context(request: HttpRequest, name: str) -> Context:
 def _course_context(request: HttpRequest, course: Course, periods: Collection[str]) -> Context:
     """Return the links of the periods, the figures and the chart of a course."""
     step_format = STEP_FORMATS[course.period]
-    names = [formats.date_format(moment_of(step.moment), step_format) for step in course.steps]
+    names = [formats.date_format(local_moment(step.moment), step_format) for step in course.steps]
     counts = [step.counts for step in course.steps]
     numbers = course.numbers
-    p95 = percentile_95(reading.times(course.name, span_of(course.period)))
+    p95 = percentile_95(reading.read_histogram(course.name, span_of(course.period)))
     hovers = [f"{name}, {result_words(each)}" for name, each in zip(names, counts, strict=True)]
     label = f"{PERIOD_NAMES[course.period]}, {result_words(numbers)}"
     return {
         "period": course.period,
-        "periods": [(key, PERIOD_NAMES[key], _query(request, key)) for key in periods],
+        "periods": [(key, PERIOD_NAMES[key], _build_query(request, key)) for key in periods],
         "tiles": [
             (_("requests"), number_words(numbers["requests"]), ""),
             (
@@ -162,7 +167,7 @@ def _course_context(request: HttpRequest, course: Course, periods: Collection[st
     }
 
 
-def _query(request: HttpRequest, period: str) -> str:
+def _build_query(request: HttpRequest, period: str) -> str:
     """Return the query of this page in another period."""
     return urlencode(request.GET.dict() | {"period": period}, errors="replace")
 
@@ -170,23 +175,23 @@ def _query(request: HttpRequest, period: str) -> str:
 def _notices() -> Iterator[str]:
     if recorder.error is not None:
         yield _("Some statistics cannot be written: %s") % recorder.error
-    number = reading.dropped()
+    number = reading.count_dropped()
     if number:
         text = _("Counts of the last 7 days that could not be written and are missing: %s")
         yield text % number_words(number)
 
 
 def _outage_words() -> Iterator[str]:
-    for outage in reversed(outages()[-MAX_OUTAGES:]):
+    for outage in reversed(read_outages()[-MAX_OUTAGES:]):
         yield _("Decided without Redis from %(start)s to %(end)s: %(number)s decisions.") % {
-            "start": moment_words(moment_of(outage.start)),
-            "end": moment_words(moment_of(outage.end)),
+            "start": moment_words(local_moment(outage.start)),
+            "end": moment_words(local_moment(outage.end)),
             "number": number_words(outage.decisions),
         }
 
 
-def _limits_report(request: HttpRequest, found: Iterable[Course], period: str) -> Report:
-    rules = _rules(course.name for course in found)
+def _limits_report(request: HttpRequest, courses: Iterable[Course], period: str) -> Report:
+    rules = _load_rules(course.name for course in courses)
     return Report(
         _("Limits that refuse most"),
         [
@@ -196,13 +201,13 @@ def _limits_report(request: HttpRequest, found: Iterable[Course], period: str) -
             Column(_("refused"), "number"),
             Column(_("share of requests"), "number"),
         ],
-        [_limit_row(request, course, rules.get(course.name)) for course in found],
+        [_limit_row(request, course, rules.get(course.name)) for course in courses],
         PERIOD_NAMES[period],
         _("A request with three limits counts in three rows, and once for the whole site."),
     )
 
 
-def _rules(names: Iterable[str]) -> dict[str, RateLimitRule]:
+def _load_rules(names: Iterable[str]) -> dict[str, RateLimitRule]:
     stored = RateLimitRule.objects.using(rules_database())
     writable = [name for name in names if not is_unwritable(name)]
     return stored.in_bulk(writable, field_name="name")
@@ -218,7 +223,7 @@ def _limit_row(request: HttpRequest, course: Course, row: RateLimitRule | None) 
         format_html(
             '{}<div class="help">{}</div>',
             limit_link(request, course.name),
-            breakable(described(course.name, row)),
+            breakable(describe_limit(course.name, row)),
         ),
         course.spark,
         number_words(numbers["requests"]),
@@ -239,7 +244,7 @@ def _steps_report(course: Course) -> Report:
         ],
         [
             [
-                formats.date_format(moment_of(moment), step_format),
+                formats.date_format(local_moment(moment), step_format),
                 *[number_words(counts[word]) for word in words],
             ]
             for moment, counts in reversed(course.steps)
@@ -252,7 +257,7 @@ def _steps_report(course: Course) -> Report:
 
 def _waits_reports(period: str) -> Iterator[Report]:
     """Yield how long requests waited, if the application knows it."""
-    numbers = reading.times(SITE, span_of(period), b"waits:%d")
+    numbers = reading.read_histogram(SITE, span_of(period), b"waits:%d")
     bounds = [*(f"≤ {milliseconds_words(bound)}" for bound in WAIT_BOUNDS), _("longer")]
     rows = [[bounds[bucket], number_words(numbers[bucket])] for bucket in sorted(numbers)]
     if rows:
@@ -275,21 +280,10 @@ def _clients_report(
     column = "used" if what == "used" else "refused"
     # Longer periods end with their current step, which is after now.
     hours = span_of("hour" if period == "hour" else "day").parts(HOUR)
-    # A client that may not have come at all is noise of the estimates.
-    clients = [each for each in reading.top(name, hours, column) if each.times > each.error]
+    # A client whose count may be zero is noise of the estimates.
+    clients = [each for each in reading.read_top_clients(name, hours, column) if each.bounds[0] > 0]
     clients = clients[:MAX_ROWS]
-    labels = [visible_name(request, client.name) for client in clients]
-    named = [(client.digest, label) for client, label in zip(clients, labels, strict=True)]
-    links = client_links(request, named, name, rule)
-    rows = []
-    for client, parts, link in zip(clients, readable_parts(request, labels), links, strict=True):
-        context = {"parts": parts, "links": link}
-        words, acts = (
-            render_to_string(f"admin/django_ratelimit_lua/client_{part}.html", context, request)
-            for part in ("name", "acts")
-        )
-        rows.append([words, between_words(*client.bounds), acts])
-    since = moment_words(moment_of(hours[0] * HOUR))
+    since = moment_words(local_moment(hours[0] * HOUR))
     return Report(
         CLIENT_TITLES[what],
         [
@@ -297,10 +291,28 @@ def _clients_report(
             Column(RESULT_NAMES.get(what, _("units")), "number"),
             Column(_("actions"), "acts"),
         ],
-        rows,
+        _client_rows(request, clients, name, rule),
         _("since %(moment)s") % {"moment": since},
         _client_note(request, any(client.error for client in clients), what),
     )
+
+
+def _client_rows(
+    request: HttpRequest, clients: Sequence[Estimate], name: str, rule: str
+) -> list[list[Any]]:
+    """Return a row for each client: its name, its estimated count, and links to actions."""
+    labels = [visible_name(request, client.name) for client in clients]
+    named = [(client.digest, label) for client, label in zip(clients, labels, strict=True)]
+    links = client_links(request, named, name, rule)
+    rows = []
+    for client, parts, link in zip(clients, readable_parts(request, labels), links, strict=True):
+        context = {"parts": parts, "links": link}
+        words, actions = (
+            render_to_string(f"admin/django_ratelimit_lua/client_{part}.html", context, request)
+            for part in ("name", "acts")
+        )
+        rows.append([words, between_words(*client.bounds), actions])
+    return rows
 
 
 def _client_note(request: HttpRequest, has_errors: bool, what: str) -> str:
@@ -351,7 +363,7 @@ def last_day_cells(
             course.spark or _("Statistics"),
             result_words(course.numbers, NOT_ALLOWED),
         )
-        for name, course in courses(list(rules), "day").items()
+        for name, course in read_courses(list(rules), "day").items()
         if course.numbers
     }
 
@@ -362,7 +374,7 @@ def rehearsal(spec: Mapping[str, object]) -> str:
     Raises:
         StoreError: Redis is unavailable.
     """
-    numbers = reading.shadow_numbers(spec)
+    numbers = reading.read_shadow_numbers(spec)
     if not numbers.seen:
         return _("This version of the rule has seen no request in shadow mode yet.")
     return _(
@@ -383,31 +395,38 @@ def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, Cl
     See `Extension.client`.
     """
     now = int(time.time()) // HOUR
-    names = [name]
-    if not name:
-        known = sorted(reading.known_names().items(), key=lambda pair: -pair[1])
-        names = [name for name, at in known if at // HOUR > now - TOP_HOURS][:MAX_NAMES]
     hours = range(now - TOP_HOURS + 1, now + 1)
-    records: dict[str, ClientRecord] = {}
     headings = [_("limit"), _("refused"), _("units used")]
-    for each in names:
-        lists = reading.client_lists(each, hours)
-        if not any(f'["{digest}'.encode() in written for written in lists):
+    records: dict[str, ClientRecord] = {}
+    for limit in [name] if name else _read_recent_names(now - TOP_HOURS):
+        lists = reading.read_client_lists(limit, hours)
+        if not any(f'["{digest}'.encode() in text for text in lists):
             continue
-        link = str(GROUPS.get(each) or place_words(each))
-        if may_see_rules(request):
-            link = limit_link(request, each)
-        counts = [
-            {client.digest: client for client in reading.merged(lists, what)}
-            for what in ("refused", "used")
-        ]
-        for found in sorted({*counts[0], *counts[1]}):
-            if found.startswith(digest):
-                clients = [clients.get(found) for clients in counts]
-                label = next(client.name for client in clients if client)
+        refused = {client.digest: client for client in reading.merge_client_lists(lists, "refused")}
+        used = {client.digest: client for client in reading.merge_client_lists(lists, "used")}
+        for client in sorted({*refused, *used}):
+            if client.startswith(digest):
+                label = (refused.get(client) or used[client]).name
                 empty = ClientRecord(label, _("The last 24 hours"), headings, [])
-                cells = [between_words(*client.bounds) if client else "—" for client in clients]
-                if clients[0] and courses([each], "day")[each].refusals == "would_be_refused":
-                    cells[0] = f"{RESULT_NAMES['would_be_refused']}: {cells[0]}"
-                records.setdefault(found, empty).rows.append([link, *cells])
+                row = _client_row(request, limit, refused.get(client), used.get(client))
+                records.setdefault(client, empty).rows.append(row)
     return records
+
+
+def _read_recent_names(hour: int) -> list[str]:
+    """Return the names that were counted after an hour, the latest first, within a bound."""
+    names = sorted(reading.read_names().items(), key=lambda pair: -pair[1])
+    return [name for name, at in names if at // HOUR > hour][:MAX_NAMES]
+
+
+def _client_row(
+    request: HttpRequest, name: str, refused: Estimate | None, used: Estimate | None
+) -> list[Any]:
+    """Return the counts of a client under one limit, see `client_records`."""
+    link = str(GROUPS.get(name) or place_words(name))
+    if may_see_rules(request):
+        link = limit_link(request, name)
+    refused_words = between_words(*refused.bounds) if refused else "—"
+    if refused and read_courses([name], "day")[name].refusals == "would_be_refused":
+        refused_words = f"{RESULT_NAMES['would_be_refused']}: {refused_words}"
+    return [link, refused_words, between_words(*used.bounds) if used else "—"]

@@ -30,18 +30,18 @@ def results(counts: Counts) -> Counts:
 
 
 def total(name: str, span: Span) -> Total:
-    counts = reading.add_up(reading.series([name], span)[name])
+    counts = reading.add_up(reading.read_series([name], span)[name])
     sources = {source: counts[f"S{letter}"] for source, letter in SOURCES.items()}
     return Total(results(counts), {source: number for source, number in sources.items() if number})
 
 
 def series(name: str, span: Span) -> list[Point]:
     """The requests of one name by result, step by step."""
-    points = reading.series([name], span)[name]
+    points = reading.read_series([name], span)[name]
     return [Point(point.moment, results(point.counts)) for point in points]
 
 
 def top(name: str, what: str = "refused") -> list[Estimate]:
     """The top clients of the last 24 hours."""
     now = int(time.time()) // HOUR
-    return reading.top(name, range(now - 23, now + 1), what)
+    return reading.read_top_clients(name, range(now - 23, now + 1), what)

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.statistics.reading import ShadowNumbers, shadow_numbers
+from django_ratelimit_lua.contrib.statistics.reading import ShadowNumbers, read_shadow_numbers
 from django_ratelimit_lua.models import RateLimitRule
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import RULES, visits
@@ -39,10 +39,12 @@ def test_shadow_mode_counts_requests_refusals_and_identities() -> None:
     one = rule(rate="2/h, 2/d")
     for address, times in (("203.0.113.1", 4), ("203.0.113.2", 1), ("203.0.113.3", 3)):
         assert visits(times, address) == [200] * times
-    assert shadow_numbers(one.spec) == ShadowNumbers(seen=8, refused=3, people=3, refused_people=2)
+    assert read_shadow_numbers(one.spec) == ShadowNumbers(
+        seen=8, refused=3, people=3, refused_people=2
+    )
     one.set_mode("enforce")
     assert visits(2, "203.0.113.9") == [200, 200]
-    assert shadow_numbers(one.spec).seen == 8
+    assert read_shadow_numbers(one.spec).seen == 8
 
 
 def test_another_version_of_a_rule_starts_with_new_counts() -> None:
@@ -54,20 +56,20 @@ def test_another_version_of_a_rule_starts_with_new_counts() -> None:
     one.description, one.order, one.message = "Better.", 5, "Slower."
     one.save()
     assert visits() == [200]
-    assert shadow_numbers(one.spec).seen == 4
+    assert read_shadow_numbers(one.spec).seen == 4
     one.rate = "50/h"
     one.save()
     assert visits() == [200]
-    assert shadow_numbers(one.spec) == ShadowNumbers(1, 0, 1, 0)
+    assert read_shadow_numbers(one.spec) == ShadowNumbers(1, 0, 1, 0)
     one.rate = "2/h"
-    assert shadow_numbers(one.spec).refused == 2
+    assert read_shadow_numbers(one.spec).refused == 2
 
 
 def test_shadow_requests_of_a_replaced_limiter_are_counted() -> None:
     """The limiter's identities are counted as clients."""
     one = rule(name="shadow.parcels", path="", key="", rate="1/h")
     assert [parcels.hit(who).allowed for who in ("ada", "ada", "grace")] == [True] * 3
-    assert shadow_numbers(one.spec) == ShadowNumbers(3, 1, 2, 1)
+    assert read_shadow_numbers(one.spec) == ShadowNumbers(3, 1, 2, 1)
 
 
 def test_the_page_of_the_limit_shows_the_numbers(operator: Client) -> None:

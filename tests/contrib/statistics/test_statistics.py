@@ -24,10 +24,10 @@ from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics import writing
 from django_ratelimit_lua.contrib.statistics.reading import (
     Span,
-    dropped,
-    known_names,
-    times,
-    totals,
+    count_dropped,
+    read_histogram,
+    read_names,
+    read_totals,
 )
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.writing import WRITE
@@ -227,7 +227,7 @@ def test_decisions_of_a_policy_are_counted_separately(settings: Any) -> None:
     assert counts("stats.open") == counts("stats.closed") == {"e": 3}
     assert counts("stats.local") == {"a": 2, "r": 1}
     assert total("stats.local", day()).sources == {"fallback": 3}
-    assert dropped() == 0
+    assert count_dropped() == 0
 
 
 def test_threads_lose_no_counts() -> None:
@@ -238,7 +238,7 @@ def test_threads_lose_no_counts() -> None:
             if time.time_ns() % 50 == 0:
                 recorder.flush()
     assert counts("stats.threads") == {"a": 2000}
-    assert totals()["stats.threads"]["u"] == 2000
+    assert read_totals()["stats.threads"]["u"] == 2000
 
 
 def test_a_batch_that_was_written_without_a_reply_counts_once(
@@ -264,7 +264,7 @@ def test_a_batch_that_was_written_without_a_reply_counts_once(
         recorder.flush()
     monkeypatch.undo()
     assert counts("stats.once") == counts("") == {"a": 2}
-    assert totals()["stats.once"]["a"] == 2
+    assert read_totals()["stats.once"]["a"] == 2
 
 
 def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,13 +273,13 @@ def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     for step in range(2):
         for number in range(10):
             RateLimiter(f"stats.made-{step}-{number}", "5/h").hit("x")
-        assert sum(counts(name).get("a", 0) for name in known_names()) == 10 * (step + 1)
-    assert len(known_names()) == 4
+        assert sum(counts(name).get("a", 0) for name in read_names()) == 10 * (step + 1)
+    assert len(read_names()) == 4
     monkeypatch.setattr(recording, "MAX_KINDS", 2)
     for number in range(5):
         RateLimiter(f"stats.late-{number}", "5/h").hit("x")
     assert len(recorder._tables.kinds) <= 4
-    assert sum(counts(name).get("a", 0) for name in known_names()) == counts("")["a"] == 25
+    assert sum(counts(name).get("a", 0) for name in read_names()) == counts("")["a"] == 25
 
 
 def test_hits_of_users_are_counted_under_their_ids(client: Client) -> None:
@@ -306,7 +306,7 @@ def test_the_demo_starts_with_a_day_of_statistics() -> None:
     assert total("exports of a day", day()).counts["s"] > 0
     weeks = last(14 * 86_400, 86_400, now)
     assert all(point.counts["a"] > 1000 for point in series("everything", weeks)[1:-1])
-    assert known_names().keys() == {place.name for place in (*sample.PLACES, sample.SCANNERS)}
+    assert read_names().keys() == {place.name for place in (*sample.PLACES, sample.SCANNERS)}
 
 
 def test_the_totals_of_the_demo_agree() -> None:
@@ -357,7 +357,7 @@ def test_a_rule_with_several_rates_counts_a_request_once() -> None:
             limiter.hit("ada")
         of = total(name, day())
         assert of.counts == {"a": 5, "r": 2}
-        assert (totals()[name]["u"], totals()[name]["n"]) == (5, 2)
+        assert (read_totals()[name]["u"], read_totals()[name]["n"]) == (5, 2)
         assert [(one.times, one.error) for one in top(name)] == [(2, 0)]
 
 
@@ -383,4 +383,4 @@ def test_counts_older_than_two_days_are_read_by_the_hour(monkeypatch: pytest.Mon
     for start in (at - at % 86_400, at - at % 3600 - 1800):
         span = Span(start, start + 86_400, 3600)
         assert sum(sum(point.counts.values()) for point in series("stats.ago", span)) == 3
-        assert sum(times("stats.ago", span).values()) == 3
+        assert sum(read_histogram("stats.ago", span).values()) == 3

@@ -23,7 +23,12 @@ from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics.counters import key_of
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
-from django_ratelimit_lua.contrib.statistics.report import PERIODS, courses, limits, outages
+from django_ratelimit_lua.contrib.statistics.report import (
+    PERIODS,
+    read_courses,
+    read_limits,
+    read_outages,
+)
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.process.tasks import stop
@@ -162,7 +167,7 @@ def test_an_outage_is_shown_with_its_time_and_its_decisions(
     recorder.flush()
     monkeypatch.undo()
     for period in ("hour", "day", "week", "90d"):
-        assert outages() == [(int(now) - 3000, int(now) - 2820, 7)]
+        assert read_outages() == [(int(now) - 3000, int(now) - 2820, 7)]
         page = words(text(operator, period=period))
         assert re.search(r"Decided without Redis from .*:\d\d to .*:\d\d: 7 decisions", page)
 
@@ -172,7 +177,7 @@ def test_an_outage_ends_at_the_latest_now() -> None:
     minute = int(time.time()) // 60
     key = key_of("", b"minutes:%d" % (minute // 60))
     get_store().execute(b"HSET", key, b"Sf%02d" % (minute % 60), b"2")
-    (outage,) = outages()
+    (outage,) = read_outages()
     assert (outage.start, outage.decisions) == (minute * 60, 2)
     assert outage.end <= time.time()
 
@@ -265,7 +270,7 @@ def test_a_thousand_names_are_read_in_few_round_trips(
     for number in range(1000):
         RateLimiter(f"name-{number:04}", "5/h").hit("x")
         if number % 100 == 0:
-            reading.known_names()
+            reading.read_names()
     store, trips = get_store(background=True), []
     execute_all = store.execute_all
 
@@ -273,9 +278,9 @@ def test_a_thousand_names_are_read_in_few_round_trips(
         trips.append(len(parts))
         return execute_all(parts)
 
-    reading.known_names()
+    reading.read_names()
     monkeypatch.setattr(store, "execute_all", several)
-    assert len(limits("day")) >= 1000
+    assert len(read_limits("day")) >= 1000
     assert len(trips) <= 20
     assert text(operator).count(">name-") == 10
 
@@ -325,8 +330,8 @@ def test_the_last_hour_is_sixty_minutes(monkeypatch: pytest.MonkeyPatch) -> None
             limiter.hit("ada")
         recorder.flush()
     monkeypatch.undo()
-    assert courses(["spans"], "hour")["spans"].numbers["requests"] == 4
-    assert courses(["spans"], "day")["spans"].numbers["requests"] == 7
+    assert read_courses(["spans"], "hour")["spans"].numbers["requests"] == 4
+    assert read_courses(["spans"], "day")["spans"].numbers["requests"] == 7
 
 
 def test_clients_are_added_up_over_all_limits(operator: Client) -> None:

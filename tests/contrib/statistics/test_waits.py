@@ -32,7 +32,7 @@ def test_each_request_counts_once_in_its_bucket(settings: Any) -> None:
     """Also without a rule, so that an operator can choose a waiting time."""
     visit(settings)
     now = int(time.time())
-    found = reading.times(SITE, Span(now - 3600, now + 60, 60), b"waits:%d")
+    found = reading.read_histogram(SITE, Span(now - 3600, now + 60, 60), b"waits:%d")
     assert found == {5: 1, 6: 2, 11: 1}
 
 
