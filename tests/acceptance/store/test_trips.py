@@ -26,8 +26,6 @@ from django_ratelimit_lua.store.server import Store
 from tests.acceptance.store.test_replies import call, is_own, store_of
 from tests.support.scripted_server import Scripted, drip, late, usual
 
-READ = 65_536
-
 
 class Holding:
     """A healthy script that can hold its replies back."""
