@@ -117,7 +117,7 @@ def deciding(planner: Planner, deadline: Deadline) -> Waiting[Decision]:
         return Decision(True, granted=planner.units)
     began = Clock.perf_counter()
     if not listener.task.is_running:
-        listener.start()
+        listener.task.start()
     call: Call | None = None
     stale: StaleRules | None = None
     try:
@@ -357,7 +357,7 @@ def rules_in_use() -> Waiting[Ruleset | None]:
     ruleset = get_ruleset()
     if conf.ENABLE:
         if not listener.task.is_running:
-            listener.start()
+            listener.task.start()
         if ruleset is None:
             ruleset = yield from _loading_rules()
     return ruleset

@@ -77,9 +77,6 @@ class DenyCache:
         self._lock = Lock()
         self.clear()  # Another thread of the parent may have been in the middle of it.
 
-    def __len__(self) -> int:
-        return len(self._denials)
-
     def find(self, call: Call) -> Decision | None:
         """Return the cached refusal of an equal hit, with its times updated, or None."""
         if call.operation != "hit" or call.now is not None:

@@ -93,11 +93,6 @@ class Listener:
         """Return whether changes are received as soon as they are made."""
         return self._subscription is not None
 
-    def start(self) -> None:
-        """Start the listener, unless it is running already."""
-        if not self.task.is_running:
-            self.task.start()
-
     def check_for_news(self) -> bool:
         """Check whether a message has arrived that is still unread, and return it.
 
@@ -117,7 +112,7 @@ class Listener:
 
         Return whether it listens.
         """
-        self.start()
+        self.task.start()
         end = Clock.monotonic() + seconds
         while Clock.monotonic() < end:
             if self.is_listening or self.error or not self.task.is_running:

@@ -22,6 +22,8 @@ MAX_OF_LOG = 60
 MAX_LIMITS = 1_000
 """Maximum number of limits with counts of skipped records."""
 MINUTE = 60.0
+NUMBERS = ("allowed", "remaining", "retry_after")
+"""What a record contains of a decision, and of each limit."""
 
 
 def log_decision(operation: str, charges: Sequence[DecidedCharge], decision: Decision) -> None:
@@ -29,27 +31,20 @@ def log_decision(operation: str, charges: Sequence[DecidedCharge], decision: Dec
 
     The record contains the first 8 digits of each identity's digest.
     """
+    if not charges:
+        return
     limits = [
         {
             "limit": decided.state.name,
             "rule": None if decided.rule is None else decided.rule.name,
             "identity": decided.charge.digest[:8].decode(),
-            "mode": decided.state.mode,
-            "allowed": decided.state.allowed,
-            "remaining": decided.state.remaining,
-            "retry_after": decided.state.retry_after,
+            **{name: getattr(decided.state, name) for name in ("mode", *NUMBERS)},
         }
         for decided in charges
     ]
-    if not limits:
-        return
     numbers = {
         "operation": operation,
-        "allowed": decision.allowed,
-        "remaining": decision.remaining,
-        "retry_after": decision.retry_after,
-        "source": decision.source,
-        "denied_by": decision.denied_by,
+        **{name: getattr(decision, name) for name in (*NUMBERS, "source", "denied_by")},
         "limits": limits,
     }
     logger.debug(

@@ -28,17 +28,13 @@ class Choice(Generic[T]):
 
 
 class Whole:
-    """Check for a whole number from `minimum` to `maximum`, or without a maximum if that is None.
+    """Check for a whole number from `minimum` to `maximum`.
 
     The error contains `what` the number counts, and a `note`.
     """
 
     def __init__(
-        self,
-        minimum: int = 0,
-        maximum: int | None = None,
-        what: str = "whole number",
-        note: str = "",
+        self, minimum: int, maximum: int, what: str = "whole number", note: str = ""
     ) -> None:
         self.minimum = minimum
         self.maximum = maximum
@@ -46,46 +42,35 @@ class Whole:
         self.note = note
 
     def __call__(self, value: object) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and self._is_in_range(value):
-            return int(value)
-        valid = f"from {self.minimum}"
-        if self.maximum is not None:
-            valid += f" to {self.maximum}"
-        raise ValueError(f"must be a {self.what} {valid}{self.note}")
-
-    def _is_in_range(self, number: int) -> bool:
-        return self.minimum <= number and (self.maximum is None or number <= self.maximum)
+        is_bool = isinstance(value, bool)
+        if isinstance(value, int) and not is_bool and self.minimum <= value <= self.maximum:
+            return value
+        raise ValueError(f"must be a {self.what} from {self.minimum} to {self.maximum}{self.note}")
 
 
 class Number:
-    """Check for a number from `minimum` (or, with `is_above_0`, above 0) to `maximum`."""
+    """Check for a number from 0 (or, with `is_above_0`, above 0) to `maximum`."""
+
+    minimum = 0
 
     def __init__(
-        self,
-        maximum: float,
-        what: str = "number",
-        note: str = "",
-        *,
-        is_above_0: bool = False,
-        minimum: float = 0,
+        self, maximum: float, what: str = "number", note: str = "", *, is_above_0: bool = False
     ) -> None:
         self.maximum = maximum
         self.what = what
         self.note = note
         self.is_above_0 = is_above_0
-        self.minimum = minimum
 
     def __call__(self, value: object) -> float:
-        is_bool = isinstance(value, bool)
-        if isinstance(value, (int, float)) and not is_bool and self._is_in_range(value):
+        if isinstance(value, (int, float)) and self._is_valid(value):
             return float(value)
         bound = "above" if self.is_above_0 else "from"
-        raise ValueError(f"must be a {self.what} {bound} {self.minimum:g}{self.note}")
+        raise ValueError(f"must be a {self.what} {bound} 0{self.note}")
 
-    def _is_in_range(self, number: float) -> bool:
-        if self.is_above_0 and number == 0:
+    def _is_valid(self, number: float) -> bool:
+        if isinstance(number, bool) or (self.is_above_0 and number == 0):
             return False
-        return self.minimum <= number <= self.maximum
+        return 0 <= number <= self.maximum
 
 
 class Text:

@@ -225,7 +225,7 @@ def refused() -> str:
 
 def is_listening() -> bool:
     """Return whether this process receives changes, and knows the current rules."""
-    listener.start()
+    listener.task.start()
     return listener.is_listening and freshness._known is not None
 
 

@@ -168,7 +168,7 @@ class SharedState:
         """Request the state, and return the ticket of a call. Raises `CircuitOpen`."""
         if not conf.ENABLE:
             return Ticket(NO_VERSION)
-        listener.start()
+        listener.task.start()
         has_flusher = flusher.start()
         if provider.loaded_ruleset() is None or not has_flusher:
             load = partial(provider.refresh_ruleset, Deadline(conf.TIMEOUT))

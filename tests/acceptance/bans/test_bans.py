@@ -275,7 +275,7 @@ def test_a_ban_is_lifted_in_all_processes(direct: redis.Redis, settings: Any) ->
         message = pubsub.get_message(timeout=5)
     assert message is not None
     assert message["data"].startswith(b"reset ")
-    assert not len(deny_cache)
+    assert not len(deny_cache.entries)
 
 
 @pytest.fixture

@@ -208,11 +208,11 @@ def test_the_deny_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = RateLimiter("x", "0/h")
     for number in range(30):
         limiter.hit(f"who {number}")
-    assert len(deny_cache) == 10
+    assert len(deny_cache.entries) == 10
     assert len(deny_cache._denials._labelled) == 10
     assert refused(limiter, "who 29") == "deny-cache"
     limiter.reset("who 29")
-    assert len(deny_cache) == len(deny_cache._denials._labelled) == 9
+    assert len(deny_cache.entries) == len(deny_cache._denials._labelled) == 9
     deny_cache.clear()
     assert refused(limiter, "who 28") == "redis"
 
