@@ -12,6 +12,18 @@ from django.views import View
 
 from django_ratelimit_lua import UNSAFE, ratelimit
 
+SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+LIMITS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+
+
+def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+async def aok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return HttpResponse("ok")
+
 
 @ratelimit(key="ip", rate="2/m")
 def plain(request: HttpRequest) -> HttpResponse:

@@ -31,8 +31,8 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.views.call_sites import CallSite, known_call_sites
 from tests.examples import examples
+from tests.urls import AUTHENTICATION, LIMITS, SESSIONS
 
-OURS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
 
 
@@ -301,34 +301,38 @@ def test_a_view_that_counts_anonymous_clients_as_one_is_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("more", "is_said"),
+    ("rule", "expected"),
     [
-        ({}, True),
-        ({"audience": "anonymous"}, True),
-        ({"audience": ["staff", "anonymous"]}, True),
-        ({"audience": "authenticated"}, False),
-        ({"audience": "group:pro"}, False),
-        ({"mode": "off"}, False),
-        ({"key": ["user", "route"]}, True),
-        ({"key": ["user", "header:x"]}, False),
-        ({"key": "user_or_ip"}, False),
+        ({"key": "user"}, "W010"),
+        ({"key": "user", "audience": "anonymous"}, "W010"),
+        ({"key": "user", "audience": ["staff", "anonymous"]}, "W010"),
+        ({"key": "user", "audience": "authenticated"}, ""),
+        ({"key": "user", "audience": "group:pro"}, ""),
+        ({"key": "user", "mode": "off"}, ""),
+        ({"key": ["user", "route"]}, "W010"),
+        ({"key": ["user", "header:x"]}, ""),
+        ({"key": "user_or_ip"}, ""),
+        ({"key": "post:username"}, "W037"),
+        ({"key": "post:username", "method": ["GET", "POST"]}, "W037"),
+        ({"key": ["ip", "int:post:account"]}, "W037"),
+        ({"key": "post:username", "method": "POST"}, ""),
+        ({"key": "post:username", "mode": "off"}, ""),
+        ({"key": "get:username"}, ""),
+        # It counts the methods of the call site.
+        ({"key": "post:username", "path": None, "group": "login"}, ""),
     ],
 )
-def test_a_rule_that_counts_anonymous_clients_as_one_is_a_warning(
-    more: Any, is_said: bool, settings: Any
+def test_a_rule_that_counts_different_clients_as_one_is_a_warning(
+    rule: Any, expected: str, settings: Any
 ) -> None:
-    """A rule by user gets the warning if its audience includes anonymous clients."""
-    settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-    ]
-    settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "user", "rate": "5/m", **more}]
-    said = (
-        "Rule 'all' counts all clients without a signed-in user as one, because its key is the "
-        "user."
-    )
-    assert found() == ([("W010", said)] if is_said else [])
+    """These are anonymous clients for a key by user, and requests without a body."""
+    settings.MIDDLEWARE = [SESSIONS, AUTHENTICATION, LIMITS]
+    fields = {"name": "all", "path": "/", "rate": "5/m", **rule}
+    settings.RATELIMIT_RULES = [{name: value for name, value in fields.items() if value}]
+    reported = [(identifier, text) for identifier, text in found() if identifier != "W022"]
+    assert [identifier for identifier, _ in reported] == ([expected] if expected else [])
+    said = "Rule 'all' counts all clients without a signed-in user as one, because its key is the "
+    assert expected != "W010" or reported == [("W010", f"{said}user.")]
 
 
 by_name = ratelimit(key="post:username", rate="5/m")
@@ -368,29 +372,6 @@ def test_a_body_key_that_counts_requests_without_a_body_is_a_warning(
     assert all("method=UNSAFE" in str(message.hint) for message in warnings)
 
 
-@pytest.mark.parametrize(
-    ("more", "is_reported"),
-    [
-        ({}, True),
-        ({"method": ["GET", "POST"]}, True),
-        ({"key": ["ip", "int:post:account"]}, True),
-        ({"method": "POST"}, False),
-        ({"mode": "off"}, False),
-        ({"key": "get:username"}, False),
-        ({"path": None, "group": "login"}, False),  # It counts the methods of the call site.
-    ],
-)
-def test_a_rule_by_a_body_field_without_a_method_is_a_warning(
-    more: Any, is_reported: bool, settings: Any
-) -> None:
-    """A rule that is off, or only replaces a call site, gets no warning."""
-    settings.MIDDLEWARE = [OURS]
-    rule = {"name": "form", "path": "/", "key": "post:username", "rate": "5/m", **more}
-    settings.RATELIMIT_RULES = [{name: value for name, value in rule.items() if value}]
-    reported = [identifier for identifier, _ in found() if identifier != "W022"]
-    assert reported == (["W037"] if is_reported else [])
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_rule_of_the_admin_by_a_body_field_without_a_method_is_a_warning() -> None:
     """It is reported together with the other problems of stored rules."""
@@ -408,7 +389,7 @@ def test_rules_of_the_admin_without_the_middleware_are_a_warning(settings: Any) 
     RateLimitRule.objects.create(name="old", path="/", key="ip", rate="5/m", mode="off")
     RateLimitRule.objects.create(name="site", group="site", rate="5/m")
 
-    settings.MIDDLEWARE = [OURS]
+    settings.MIDDLEWARE = [LIMITS]
     assert messages("W026", "database", databases=["default"]) == []
     settings.MIDDLEWARE = []
     (message,) = messages("W026", "database", databases=["default"])
@@ -421,7 +402,7 @@ CORS = "corsheaders.middleware.CorsMiddleware"
 
 @pytest.mark.parametrize(
     ("middleware", "is_reported"),
-    [([OURS, CORS], True), ([CORS, OURS], False), ([OURS], False), ([CORS], False)],
+    [([LIMITS, CORS], True), ([CORS, LIMITS], False), ([LIMITS], False), ([CORS], False)],
 )
 def test_the_middleware_above_the_cors_middleware_is_a_warning(
     middleware: list[str], is_reported: bool, settings: Any
@@ -448,7 +429,7 @@ def test_a_rule_for_a_missing_route_or_call_site_is_a_warning(
     place: dict[str, Any], said: str, settings: Any
 ) -> None:
     """The warning has the same words as the form of a rule."""
-    settings.MIDDLEWARE = [OURS]
+    settings.MIDDLEWARE = [LIMITS]
     known_call_sites.add_name("known")
     shared = CallSite("@ratelimit", "app.shared", (Rate.parse("10/s"),), "all")
     known_call_sites.add("shared", shared)
@@ -470,13 +451,13 @@ def test_a_session_key_without_server_sessions_is_a_warning(settings: Any) -> No
     settings.ROOT_URLCONF = __name__
     rule = {"name": "all", "path": "/", "key": ["session", "path"], "rate": "5/m"}
     settings.RATELIMIT_RULES = [rule]
-    settings.MIDDLEWARE = [OURS]
+    settings.MIDDLEWARE = [LIMITS]
     ((identifier, text),) = found()
     assert (identifier, "there are no sessions" in text) == ("W011", True)
     (message,) = messages("W011", "urls")
     assert message.msg.partition(":")[0] == f"@ratelimit on {__name__}.by_session"
     assert "SessionMiddleware" in message.hint
-    settings.MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware", OURS]
+    settings.MIDDLEWARE = [SESSIONS, LIMITS]
     assert found() == []
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
     ((identifier, text),) = found()

@@ -22,13 +22,13 @@ from django.utils.functional import SimpleLazyObject
 from django_ratelimit_lua import Ratelimited, ratelimit
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.support.demo import screenshot
+from tests.urls import LIMITS
 
 AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 GERMAN = {"accept": BROWSER, "accept-language": "de-CH,de;q=0.9,en;q=0.5"}
 LOCALE = "django.middleware.locale.LocaleMiddleware"
 REFERENCE = "RateLimit-Reference"
-LIMITS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 ENGINE = "django.template.backends.django.DjangoTemplates"
 DAILY = {"name": "all", "path": "/", "key": "ip", "rate": "1/d", "algorithm": "fixed_window"}
 

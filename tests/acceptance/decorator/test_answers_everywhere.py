@@ -21,20 +21,9 @@ from rest_framework.views import APIView, exception_handler
 from django_ratelimit_lua import Decision, Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from django_ratelimit_lua.web.reference import parse_reference, refusal_log
+from tests.urls import AUTHENTICATION, LIMITS, SESSIONS, aok, ok
 
-MIDDLEWARE = [
-    "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "django_ratelimit_lua.middleware.RateLimitMiddleware",
-]
-
-
-def ok(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
-
-
-async def aok(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
+MIDDLEWARE = [SESSIONS, AUTHENTICATION, LIMITS]
 
 
 limiter = RateLimiter("deep", "1/h")

@@ -7,15 +7,12 @@ from typing import Any
 
 import http_sf
 import pytest
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.test import Client, RequestFactory
 
 from django_ratelimit_lua import ratelimit
 from tests.unit.web.test_headers import OURS
-
-
-def ok(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
+from tests.urls import ok
 
 
 def test_there_are_no_headers_by_default(client: Client) -> None:

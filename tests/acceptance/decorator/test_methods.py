@@ -17,6 +17,7 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
+from tests.urls import LIMITS
 
 runs: list[str] = []
 
@@ -83,7 +84,7 @@ urlpatterns = [
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [LIMITS]
     rule = {"method": "GET", "key": "ip", "rate": "2/m"}
     group = f"{__name__}.retuned"
     settings.RATELIMIT_RULES = [

@@ -23,13 +23,10 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import OpenedReference, open_reference
 from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.throttling import ScopedRateThrottle, UserRateThrottle
+from tests.urls import LIMITS, ok
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HEADER = "RateLimit-Reference"
-
-
-def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    return HttpResponse("ok")
 
 
 class OnMethod(View):
@@ -81,7 +78,7 @@ urlpatterns = [
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [LIMITS]
 
 
 def refused(where: str, **meta: Any) -> str:
@@ -97,7 +94,7 @@ def names(opened: OpenedReference) -> set[tuple[str, str]]:
     return {limit[:2] for limit in opened.limits}
 
 
-LIMITS = {
+PLACES = {
     "/decorated": ("search", "search:*:ip:1/h"),
     "/method": (f"{__name__}.OnMethod.get", f"{__name__}.OnMethod.get:*:ip:1/h"),
     "/throttled": ("hourly", "hourly:GET"),
@@ -107,22 +104,22 @@ LIMITS = {
 """The name in the statistics and that of the limit."""
 
 
-@pytest.mark.parametrize("where", LIMITS)
+@pytest.mark.parametrize("where", PLACES)
 def test_a_reference_finds_the_limit_in_the_code(where: str) -> None:
     """It finds the limit that refused among those of decorators, throttles and `RateLimiter`s."""
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     opened = open_reference(refused(where))
-    assert (LIMITS[where][1], "code") in names(opened)
+    assert (PLACES[where][1], "code") in names(opened)
     assert before <= opened.at <= datetime.datetime.now(datetime.UTC)
     assert (len(opened.digest_prefix), opened.is_block) == (6, False)
     other = open_reference(refused(where, REMOTE_ADDR="203.0.113.9")).digest_prefix
     assert other != opened.digest_prefix or where == "/deep"
 
 
-@pytest.mark.parametrize("where", LIMITS)
+@pytest.mark.parametrize("where", PLACES)
 def test_a_client_is_examined_by_its_digest(where: str) -> None:
     """Under the name in the statistics, exactly the refused client is found."""
-    place, _ = LIMITS[where]
+    place, _ = PLACES[where]
     refused(where, REMOTE_ADDR="203.0.113.1")
     prefix = open_reference(refused(where, REMOTE_ADDR="203.0.113.77")).digest_prefix
     met = explain(build_request(where, address="203.0.113.77")).limits

@@ -20,6 +20,7 @@ from rest_framework.views import APIView
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from tests.tools.floors import PACKAGE
+from tests.urls import LIMITS
 
 pytestmark = pytest.mark.alone
 FEWEST, MAX_ENTRIES = 10, 800_000
@@ -259,7 +260,7 @@ def parts_read(folder: Path, *without: str) -> set[str]:
 def test_an_oversized_value_is_a_bad_request(settings: Any) -> None:
     """It has no effect if no rule reads the value."""
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [LIMITS]
     large = (
         ("HTTP_X_KEY", "a" * 70_000, "header:x-key"),
         ("HTTP_COOKIE", "k=" + "a" * 17_000, "int:cookie:k"),

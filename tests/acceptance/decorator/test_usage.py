@@ -27,6 +27,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitOverride
 from django_ratelimit_lua.testing import move_clock
 from django_ratelimit_lua.throttling import ScopedRateThrottle, UserRateThrottle
+from tests.urls import AUTHENTICATION, LIMITS, SESSIONS
 
 AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -114,11 +115,7 @@ def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     settings.RATELIMIT_HEADERS = "ietf"
     settings.REST_FRAMEWORK = {}
-    settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-    ]
+    settings.MIDDLEWARE = [SESSIONS, AUTHENTICATION, LIMITS]
     settings.RATELIMIT_RULES = [
         {"name": "all pages", "path": "/", "key": "user_or_ip", "rate": "100/h"},
         {"name": "search", "path": "/search/", "key": "ip", "rate": "30/m", "message": "Slowly."},

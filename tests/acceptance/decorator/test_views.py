@@ -15,17 +15,10 @@ from django.views import View
 
 from django_ratelimit_lua import ALL, UNSAFE, LimitError, Ratelimited, ratelimit
 from tests import urls as site
+from tests.urls import aok, ok
 
 SYNC = ["/plain", "/on-method", "/on-class", "/inherits", "/wrapped", "/also-wrapped"]
 ASYNC = ["/coroutine", "/async-on-class", "/async-on-method"]
-
-
-def ok(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
-
-
-async def aok(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
 
 
 def statuses(view: Any, rf: RequestFactory, times: int = 3, **headers: str) -> list[int]:

@@ -31,6 +31,7 @@ from django_ratelimit_lua.identity.fields import (
 from django_ratelimit_lua.identity.keys import compile_key
 from tests.acceptance.keys.body_urls import TAKES, checksum
 from tests.support.served_site import serve
+from tests.urls import LIMITS
 
 URLS = "tests.acceptance.keys.body_urls"
 FORM = "application/x-www-form-urlencoded"
@@ -74,7 +75,7 @@ BODIES: dict[str, tuple[bytes, str]] = {
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
     settings.ROOT_URLCONF = URLS
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [LIMITS]
     settings.RATELIMIT_RULES = RULES
 
 

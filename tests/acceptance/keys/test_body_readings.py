@@ -25,6 +25,7 @@ from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.core import is_ratelimited
 from django_ratelimit_lua.models import RateLimitOverride
 from tests.unit.identity.test_body import FORM, TYPES
+from tests.urls import AUTHENTICATION, LIMITS, SESSIONS
 
 
 def answer(request: HttpRequest) -> HttpResponse:
@@ -74,7 +75,7 @@ urlpatterns = [
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [LIMITS]
     settings.RATELIMIT_RULES = []
 
 
@@ -157,11 +158,7 @@ def test_limits_that_do_not_need_the_user_work_while_the_database_is_unavailable
     """Overrides by user are not applied, and the log reports it once."""
     monkeypatch.setattr("django_ratelimit_lua.web.overrides._unknown_fields", set())
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
-    settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-    ]
+    settings.MIDDLEWARE = [SESSIONS, AUTHENTICATION, LIMITS]
     rule = {"name": "keys", "path": "/", "key": "header:X-API-Key", "rate": "4/h"}
     settings.RATELIMIT_RULES = [rule]
     user = User.objects.create_user("ada")

@@ -30,6 +30,7 @@ from django_ratelimit_lua.identity.device import COOKIE, MAX_AGE, SALT
 from django_ratelimit_lua.identity.names import display_name
 from tests.acceptance.project.test_recipes import DOCS, recipe
 from tests.support.project import Project
+from tests.urls import AUTHENTICATION, LIMITS, SESSIONS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 N = 5
@@ -102,11 +103,7 @@ def site(settings: Any) -> None:
     loaders = [("django.template.loaders.locmem.Loader", {"login.html": FORM})]
     engine = "django.template.backends.django.DjangoTemplates"
     settings.TEMPLATES = [{"BACKEND": engine, "OPTIONS": {"loaders": loaders}}]
-    settings.MIDDLEWARE = [
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-    ]
+    settings.MIDDLEWARE = [LIMITS, SESSIONS, AUTHENTICATION]
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ from urllib.parse import quote
 import pytest
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
-from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
 from hypothesis import example, given
@@ -23,15 +22,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.rules.describe import describe_spec
 from tests.examples import examples
-
-
-def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    return HttpResponse("ok")
-
-
-async def aok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    return HttpResponse("ok")
-
+from tests.urls import AUTHENTICATION, LIMITS, SESSIONS, aok, ok
 
 KEYS = [
     "ip",
@@ -56,9 +47,9 @@ TYPES = [
 SITE = {
     "ROOT_URLCONF": __name__,
     "MIDDLEWARE": [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+        SESSIONS,
+        AUTHENTICATION,
+        LIMITS,
     ],
     "SESSION_ENGINE": "django.contrib.sessions.backends.cache",
     "RATELIMIT_RULES": [

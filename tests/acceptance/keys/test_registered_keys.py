@@ -13,7 +13,7 @@ from django.contrib import admin
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management import CommandError, call_command
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.test import AsyncClient, Client
 from django.urls import path
 
@@ -30,6 +30,7 @@ from tests.acceptance.admin.test_admin import CLIENTS, RULES, errors, given, pag
 from tests.acceptance.admin.test_admin_clients import press
 from tests.acceptance.commands.test_forget import traces
 from tests.support.limits import add_tier
+from tests.urls import AUTHENTICATION, LIMITS, SESSIONS, aok, ok
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS = "203.0.113.9"
@@ -62,14 +63,6 @@ PLAN = Key("plan", plan_of, label="plan", mask=lambda value: "secret", needs_use
 GROUPS = Key("groups", groups_of, needs_user=True, blocks=True)
 
 
-def ok(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
-
-
-async def aok(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
-
-
 urlpatterns = [
     path("ok/", ok),
     path("aok/", aok),
@@ -89,10 +82,10 @@ def site(settings: Any) -> None:
         "broken": broken,
     }
     settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        SESSIONS,
+        AUTHENTICATION,
         "django.contrib.messages.middleware.MessageMiddleware",
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+        LIMITS,
     ]
 
 
@@ -233,7 +226,7 @@ def test_keys_that_use_the_user_work_under_wsgi_and_asgi(field: str, value: str,
 
 def test_an_override_by_plan_reports_a_missing_middleware(settings: Any, caplog: Any) -> None:
     """The log names the missing middleware, and the request is served."""
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [LIMITS]
     block("plan", "pro")
     assert get("acme") == 200
     assert "Overrides by plan are not applied" in caplog.text
@@ -260,7 +253,7 @@ def test_a_plan_can_be_the_audience_of_a_tier() -> None:
 
 def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
     """It needs no middleware for users, and works in async views."""
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [LIMITS]
     row = rule(key="ip", path="/aok/", rate="1/m")
     add_tier(row, "tenant:acme", "3/m")
 

@@ -19,10 +19,8 @@ from django.urls import path
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity.session import session_key
+from tests.urls import AUTHENTICATION, LIMITS, SESSIONS, aok, ok
 
-SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
-AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
-OURS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 BACKENDS = ["db", "cache", "cached_db", "file", "signed_cookies"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,14 +33,6 @@ def visits(request: HttpRequest) -> HttpResponse:
 
 async def avisits(request: HttpRequest) -> HttpResponse:
     await request.session.aset("visits", await request.session.aget("visits", 0) + 1)
-    return HttpResponse("ok")
-
-
-def ok(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
-
-
-async def aok(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
@@ -62,7 +52,7 @@ RULES = [{"name": "ruled", "path": "/ruled/", "key": "session", "rate": "2/h"}]
 @pytest.fixture(autouse=True)
 def site(settings: Any, tmp_path: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [SESSIONS, OURS]
+    settings.MIDDLEWARE = [SESSIONS, LIMITS]
     settings.RATELIMIT_RULES = RULES
     settings.RATELIMIT_TRUSTED_PROXIES = 1
     settings.SESSION_FILE_PATH = str(tmp_path)
@@ -92,11 +82,12 @@ def made_up() -> str:
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(32))
 
 
+ORDERS = [[SESSIONS, LIMITS], [LIMITS, SESSIONS]]
 URLS = ["/plain", "/aplain", "/ruled/ok", "/ruled/aok"]
 
 
 @pytest.mark.parametrize("url", URLS)
-@pytest.mark.parametrize("order", [[SESSIONS, OURS], [OURS, SESSIONS]], ids=["behind", "in front"])
+@pytest.mark.parametrize("order", ORDERS, ids=["behind", "in front"])
 def test_a_made_up_session_cookie_creates_no_count(
     url: str, order: list[str], backend: str, settings: Any
 ) -> None:
@@ -145,13 +136,13 @@ def test_a_session_cookie_that_the_store_rejects_lifts_no_limit(
 ) -> None:
     """The client of such a cookie is anonymous, and counts as its address."""
     settings.SESSION_ENGINE = __name__
-    settings.MIDDLEWARE = [SESSIONS, AUTHENTICATION, OURS]
+    settings.MIDDLEWARE = [SESSIONS, AUTHENTICATION, LIMITS]
     settings.RATELIMIT_RULES = [{"name": "ruled", "path": "/ruled/", "rate": "2/h", **rule}]
     assert [get(url, cookie).status_code for _ in range(4)] == [200, 200, 429, 429]
 
 
 @pytest.mark.parametrize("url", URLS)
-@pytest.mark.parametrize("order", [[SESSIONS, OURS], [OURS, SESSIONS]], ids=["behind", "in front"])
+@pytest.mark.parametrize("order", ORDERS, ids=["behind", "in front"])
 def test_an_existing_session_has_its_own_count(
     url: str, order: list[str], backend: str, settings: Any
 ) -> None:
@@ -204,7 +195,7 @@ def test_a_flushed_session_does_not_identify_a_client(backend: str, rf: RequestF
 
 def test_without_sessions_the_address_is_counted(settings: Any) -> None:
     """No request fails."""
-    settings.MIDDLEWARE = [OURS]
+    settings.MIDDLEWARE = [LIMITS]
     assert [get("/ruled/ok", made_up()).status_code for _ in range(3)] == [200, 200, 429]
     assert [get("/aplain", made_up()).status_code for _ in range(3)] == [200, 200, 429]
 

@@ -16,6 +16,7 @@ from django.utils.decorators import method_decorator
 
 from django_ratelimit_lua import ratelimit
 from tests.unit.identity.test_text import SPACES
+from tests.urls import SESSIONS
 
 
 class WithoutCase(ModelBackend):
@@ -62,7 +63,7 @@ def test_no_spelling_of_a_name_allows_another_guess(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     settings.AUTHENTICATION_BACKENDS = [f"{__name__}.WithoutCase"]
-    settings.MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware"]
+    settings.MIDDLEWARE = [SESSIONS]
     settings.LOGIN_REDIRECT_URL = "/"
     User.objects.create_user("ada", password="lovelace")
     for spelling in SPELLINGS:

@@ -28,6 +28,7 @@ from django_ratelimit_lua.throttling import RuleThrottle
 from tests.acceptance.admin.test_admin import RULES, given
 from tests.engine.test_cost import calls
 from tests.support.users import ADMIN_MIDDLEWARE
+from tests.urls import LIMITS
 
 BUSY: dict[str, Any] = {"name": "busy", "path": "/", "key": "ip", "rate": "0/s", "waited": "500ms"}
 OTHER = {"name": "other", "path": "/", "key": "ip", "rate": "100/m"}
@@ -57,7 +58,7 @@ urlpatterns = [path("page", page), path("limited", limited), path("api", Api.as_
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.MIDDLEWARE = [LIMITS]
     settings.RATELIMIT_REQUEST_START = "X-Request-Start"
     settings.RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1/32"]
     settings.RATELIMIT_RULES = [BUSY]

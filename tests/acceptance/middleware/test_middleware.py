@@ -19,20 +19,9 @@ from django_ratelimit_lua import RateLimiter, ratelimit, ratelimit_exempt
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.rules import compile
 from django_ratelimit_lua.rules.ruleset import compile_rules
+from tests.urls import AUTHENTICATION, LIMITS, SESSIONS, aok, ok
 
-MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
-AUTHENTICATION = [
-    "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.contrib.auth.middleware.AuthenticationMiddleware",
-]
-
-
-def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    return HttpResponse("ok")
-
-
-async def aok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    return HttpResponse("ok")
+USERS = [SESSIONS, AUTHENTICATION]
 
 
 @ratelimit_exempt
@@ -58,7 +47,7 @@ urlpatterns = [
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [MIDDLEWARE]
+    settings.MIDDLEWARE = [LIMITS]
 
 
 def get(address: str, times: int = 1, kind: str = "sync", **headers: str) -> list[int]:
@@ -211,9 +200,7 @@ def test_rules_work_before_and_after_the_authentication_middleware(
     kind: str, order: str, settings: Any
 ) -> None:
     """Each rule counts a request once, as soon as its user is known."""
-    settings.MIDDLEWARE = (
-        [MIDDLEWARE, *AUTHENTICATION] if order == "in front" else [*AUTHENTICATION, MIDDLEWARE]
-    )
+    settings.MIDDLEWARE = [LIMITS, *USERS] if order == "in front" else [*USERS, LIMITS]
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
     settings.RATELIMIT_RULES = [
         {"name": "ip", "path": "/", "key": "ip", "rate": "3/m"},

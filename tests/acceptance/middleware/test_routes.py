@@ -24,8 +24,8 @@ from django_ratelimit_lua import middleware, ratelimit_exempt
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from tests.examples import examples
+from tests.urls import LIMITS
 
-MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 LOCALE = "django.middleware.locale.LocaleMiddleware"
 
 
@@ -99,7 +99,7 @@ def site(settings: Any) -> Any:
     settings.ROOT_URLCONF = __name__
     settings.LANGUAGE_CODE = "en"
     settings.LANGUAGES = [("en", "English"), ("de", "German"), ("fr", "French")]
-    settings.MIDDLEWARE = [MIDDLEWARE, LOCALE]
+    settings.MIDDLEWARE = [LIMITS, LOCALE]
     seen.clear()
     yield
     translation.deactivate()
@@ -135,7 +135,7 @@ def asked(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("middleware", [[MIDDLEWARE, LOCALE], [LOCALE, MIDDLEWARE]])
+@pytest.mark.parametrize("middleware", [[LIMITS, LOCALE], [LOCALE, LIMITS]])
 @pytest.mark.parametrize("conf", [__name__, Unprefixed])
 def test_alternating_languages_share_a_limit(
     conf: Any, middleware: list[str], kind: str, settings: Any
@@ -180,7 +180,7 @@ _numbers = itertools.count()
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_urlconf_that_is_chosen_later_decides_the_rules(kind: str, settings: Any) -> None:
     """Rules by route, keys by route and argument, and exemptions use the view that Django finds."""
-    settings.MIDDLEWARE = [MIDDLEWARE, f"{__name__}.elsewhere"]
+    settings.MIDDLEWARE = [LIMITS, f"{__name__}.elsewhere"]
     settings.RATELIMIT_RULES = [
         {"name": "account", "route": "account", "key": "ip", "rate": "1/h"},
         {"name": "unhealthy", "route": "unhealthy", "key": "ip", "rate": "2/h"},
@@ -197,7 +197,7 @@ def test_a_urlconf_that_is_chosen_later_decides_the_rules(kind: str, settings: A
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_early_resolution_does_not_set_resolver_match(kind: str, settings: Any) -> None:
     """It is unset until the view, and for a 404, as in Django."""
-    settings.MIDDLEWARE = [MIDDLEWARE, f"{__name__}.looking"]
+    settings.MIDDLEWARE = [LIMITS, f"{__name__}.looking"]
     settings.RATELIMIT_RULES = [
         {"name": "x", "route": "plain", "key": ("ip", "route"), "rate": "9/h"}
     ]

@@ -16,9 +16,8 @@ AT_ONCE = 3
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> dict[str, Future[faults.Outcome]]:
     """Run the faults of the selected tests, and return their outcomes."""
-    names = [
-        item.callspec.params["name"] for item in request.session.items if item.path == request.path
-    ]
+    items = [item for item in request.session.items if item.path == request.path]
+    names = [item.callspec.params["name"] for item in items]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return {name: pool.submit(faults.run, name) for name in names if not lacks_clock(name)}
 
@@ -41,10 +40,8 @@ def test_faults_cause_no_500_and_exceed_no_limit(
     assert len(outcome.requests) > 500
     assert outcome.failed == 0
     forgotten = dict.fromkeys(("closed", "local"), 0)
-    if name in faults.LOSES:
-        forgotten = {
-            limit: outcome.admitted(limit, until=outcome.hurt_at + 0.5) for limit in forgotten
-        }
+    for limit in forgotten if name in faults.LOSES else ():
+        forgotten[limit] = outcome.admitted(limit, until=outcome.hurt_at + 0.5)
     assert outcome.over("closed") <= forgotten["closed"]
     alone = outcome.admitted("local", source="fallback")
     assert alone <= faults.LIMIT
@@ -55,9 +52,7 @@ def test_faults_cause_no_500_and_exceed_no_limit(
 
 @pytest.mark.parametrize("name", holders.FAULTS)
 def test_a_slot_limit_is_kept_when_processes_with_slots_fail(name: str) -> None:
-    """The number of held slots is at most the limit, and a lost slot is granted again when it
-    expires. A live holder that has lost its slot is notified once.
-    """
+    """A lost slot is granted again, and its holder is notified at most once."""
     if lacks_clock(name):
         pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")
     outcome = holders.run(name)

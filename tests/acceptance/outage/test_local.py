@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import redis
+from django.http import HttpResponse
 
 from django_ratelimit_lua import Ratelimited, RateLimiter, ratelimit
-from django_ratelimit_lua.engine.heartbeat import Heartbeat, heartbeat
+from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.testing.server import Server
 from tests.support.processes import ChildProcess
+from tests.support.redis_server import caches
 
 PROCESSES = 4
 
@@ -24,9 +26,7 @@ PROCESSES = 4
 def own(quiet: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server of this test's own, that four processes share, as no heartbeat of this one finds."""
     with Server() as server:
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        }
+        settings.CACHES = caches(server.url)
         settings.RATELIMIT_ON_STORE_ERROR = "local"
         monkeypatch.setattr(heartbeat, "count", PROCESSES)
         reset_rules()
@@ -41,9 +41,7 @@ def admitted(limiter: RateLimiter, times: int, who: str = "x") -> int:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_each_process_admits_its_part_in_an_outage(algorithm: str, own: Server) -> None:
-    """The part is a quarter of the limit, under every algorithm. A refusal has a retry time, and
-    the units of other clients are not affected.
-    """
+    """The part is a quarter. A refusal has a retry time."""
     own.stop()
     limiter = RateLimiter("x", "100/h", algorithm=algorithm)
     assert admitted(limiter, 60) == 25
@@ -58,9 +56,7 @@ def test_each_process_admits_its_part_in_an_outage(algorithm: str, own: Server) 
 def test_redis_continues_after_an_outage_from_what_it_had_counted(
     algorithm: str, own: Server
 ) -> None:
-    """It never learns what a process admitted in the outage, and decides alone at once. The part of
-    the process is not reduced by what Redis had counted before.
-    """
+    """It never learns what a process admitted meanwhile."""
     limiter = RateLimiter("x", "16/h", algorithm=algorithm)
     for _ in range(6):
         limiter.hit("x")
@@ -134,20 +130,6 @@ def test_threads_take_exactly_the_slots_of_the_part(own: Server) -> None:
     release(granted)
 
 
-def test_hits_in_memory_are_all_or_nothing_too(own: Server) -> None:
-    """A refusal by one limit takes no units of the others. A limit with the policy "closed"
-    refuses the whole call.
-    """
-    own.stop()
-    both = RateLimiter("x", ["8/h", "400/h"])
-    assert admitted(both, 10) == 2
-    assert both.peek("x").limits[1].used == 2
-    closed = RateLimiter("closed", "100/h", on_store_error="closed")
-    opened = RateLimiter("open", "1/h", on_store_error="open")
-    assert admitted(closed, 5) == 0
-    assert admitted(opened, 5) == 5
-
-
 def test_views_and_shadow_limits_work_in_an_outage(own: Server, rf: Any) -> None:
     """A view is limited in an outage. A shadow limit refuses no request."""
     own.stop()
@@ -155,19 +137,9 @@ def test_views_and_shadow_limits_work_in_an_outage(own: Server, rf: Any) -> None
     @ratelimit(key="ip", rate="8/h")
     @ratelimit("shadow", key="ip", rate="0/h", mode="shadow")
     def view(request: Any) -> Any:
-        from django.http import HttpResponse
-
         return HttpResponse("ok")
 
     assert [view(rf.get("/")).status_code for _ in range(4)] == [200, 200, 429, 429]
-
-
-def test_every_process_knows_the_number_of_processes(own: Server) -> None:
-    """Each heartbeat returns the number."""
-    several = [Heartbeat() for _ in range(3)]
-    for one in several:
-        one.beat()
-    assert [one.beat() for one in several] == [3, 3, 3]
 
 
 WORKER = """

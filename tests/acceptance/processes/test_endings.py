@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -30,7 +29,8 @@ from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.slots.slot_urls import SlotsInUse
-from tests.support.processes import until
+from tests.support.processes import ROOT, until
+from tests.support.redis_server import caches
 from tests.support.served_site import serve
 
 ENDS = """
@@ -56,9 +56,7 @@ print("ends", flush=True)
 def own(settings: Any) -> Iterator[Server]:
     """Run a server that this test may stop."""
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        }
+        settings.CACHES = caches(server.url)
         yield server
         os.kill(server.pid, signal.SIGCONT)
 
@@ -66,9 +64,8 @@ def own(settings: Any) -> Iterator[Server]:
 def test_a_silent_redis_does_not_delay_the_end_of_a_process(own: Server) -> None:
     """All final writes of a process share one second, for any number of leases."""
     command = [sys.executable, "-c", ENDS, own.url, str(own.pid)]
-    with subprocess.Popen(
-        command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipe = {"stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipe) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ends\n"
         began = time.monotonic()
@@ -99,22 +96,16 @@ async def fails_to_start(scope: Any, receive: Any, send: Any) -> None:
     raise ValueError("as Starlette does")
 
 
+APPLICATIONS = [supports_lifespan, raises_at_once, raises_later, returns_at_once, fails_to_start]
+
+
 @pytest.mark.parametrize(
     "application",
-    [
-        supports_lifespan,
-        raises_at_once,
-        raises_later,
-        returns_at_once,
-        fails_to_start,
-        get_asgi_application(),
-    ],
+    [*APPLICATIONS, get_asgi_application()],
     ids=lambda application: getattr(application, "__name__", "django"),
 )
 def test_the_asgi_lifespan_is_answered_once_and_ends_cleanly(application: Any) -> None:
-    """Each event gets one reply, whether the application supports the lifespan, fails or ignores
-    it. The last reply is sent when no background task is running.
-    """
+    """The application may support, fail or ignore it. At the last reply no task is running."""
     limiter, sent = RateLimiter("plain", "100/h"), []
     events = iter(["lifespan.startup", "lifespan.shutdown"])
 
@@ -140,14 +131,11 @@ def test_the_asgi_lifespan_is_answered_once_and_ends_cleanly(application: Any) -
     assert sent == [("startup.complete", own, False), ("shutdown.complete", own, True)]
 
 
+WORKER = "uvicorn.workers.UvicornWorker"
 SLOT_URLS = "tests.acceptance.slots.slot_urls"
 ASGI_SERVERS = {
     "uvicorn": ["--workers=2", "--limit-max-requests=12", "--timeout-graceful-shutdown=1"],
-    "gunicorn": [
-        "--worker-class=uvicorn.workers.UvicornWorker",
-        "--workers=2",
-        "--max-requests=12",
-    ],
+    "gunicorn": [f"--worker-class={WORKER}", "--workers=2", "--max-requests=12"],
 }
 
 
@@ -155,9 +143,7 @@ ASGI_SERVERS = {
 def test_workers_of_an_asgi_server_end_cleanly(
     kind: str, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
-    """With `finish_at_shutdown`, workers that reach their maximum, are replaced or are terminated
-    release the slot of a running view.
-    """
+    """Workers that are replaced or terminated release the slot of a running view."""
     settings.RATELIMIT_CACHE_PREFIX = prefix
     slots = SlotsInUse(direct, prefix)
     application = "tests.support.served_site:asgi_with_shutdown"
@@ -173,10 +159,8 @@ def test_workers_of_an_asgi_server_end_cleanly(
                 response.read()
             answered += 1
 
-    with serve(kind, SLOT_URLS, *ASGI_SERVERS[kind], application=application, **site) as (
-        port,
-        process,
-    ):
+    options = ASGI_SERVERS[kind]
+    with serve(kind, SLOT_URLS, *options, application=application, **site) as (port, process):
         for number in range(24):
             visit()
             if number == 6 and kind == "gunicorn":
@@ -184,9 +168,8 @@ def test_workers_of_an_asgi_server_end_cleanly(
         with socket.create_connection(("127.0.0.1", port)) as client:
             # gunicorn kills a worker whose view runs on.
             seconds = 60 if kind == "uvicorn" else 1
-            client.sendall(
-                f"GET /sync/plain/?who=bob&seconds={seconds} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()  # noqa: E501
-            )
+            line = f"GET /sync/plain/?who=bob&seconds={seconds} HTTP/1.1"
+            client.sendall(f"{line}\r\nHost: localhost\r\n\r\n".encode())
             until(lambda: slots.held == 1, "a view holds a slot")
             process.terminate()
             process.wait(60)
@@ -200,10 +183,8 @@ def test_a_process_without_threads_decides_and_detects_when_redis_is_back(
     """It decides in an outage as well, and uses Redis again when it is available."""
     settings.RATELIMIT_TIMEOUT = 0.1
     settings.RATELIMIT_ON_STORE_ERROR = "local"
-    plain, leased = (
-        RateLimiter("plain", "100/h"),
-        RateLimiter("hot", "1000/h", algorithm="fixed_window", lease=10),
-    )
+    plain = RateLimiter("plain", "100/h")
+    leased = RateLimiter("hot", "1000/h", algorithm="fixed_window", lease=10)
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -215,10 +196,7 @@ def test_a_process_without_threads_decides_and_detects_when_redis_is_back(
     assert {plain.hit("ada").source for _ in range(6)} == {"fallback"}
     monkeypatch.setattr(threading.Thread, "start", start)
     os.kill(own.pid, signal.SIGCONT)
-    end = time.monotonic() + 20
-    while plain.hit("ada").source != "redis":
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    until(lambda: plain.hit("ada").source == "redis", "Redis decides again", 20)
 
 
 def test_background_tasks_end_and_restart(direct: redis.Redis) -> None:
@@ -234,9 +212,8 @@ def test_background_tasks_end_and_restart(direct: redis.Redis) -> None:
         until(lambda: hearers() == 1, "changes are heard of")
         assert heartbeat.is_started
         stop(20)
-        assert not [
-            thread.name for thread in threading.enumerate() if thread.name.startswith("ratelimit-")
-        ]
+        names = [thread.name for thread in threading.enumerate()]
+        assert [name for name in names if name.startswith("ratelimit-")] == []
         assert not any(task.is_running for task in background_tasks())
         until(lambda: hearers() == 0, "nobody hears of them")
         assert not listener.is_listening

@@ -35,25 +35,16 @@ from django_ratelimit_lua.store.cluster import Cluster
 from django_ratelimit_lua.testing.server import Server
 from tests.support.limits import decide
 from tests.support.package_objects import import_all, reachable_objects
+from tests.support.redis_server import caches
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
 
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 OF_A_PROCESS = (
-    *LOCKS,
-    threading.Condition,
-    threading.Event,
-    threading.Semaphore,
-    threading.Barrier,
-    threading.Thread,
-    threading.local,
-    asyncio.AbstractEventLoop,
-    asyncio.Semaphore,
-    asyncio.Lock,
-    asyncio.Future,
-    socket.socket,
-    redis.connection.AbstractConnection,
-    redis.asyncio.connection.AbstractConnection,
+    *(*LOCKS, threading.Condition, threading.Event, threading.Semaphore, threading.Barrier),
+    *(threading.Thread, threading.local, asyncio.AbstractEventLoop, asyncio.Semaphore),
+    *(asyncio.Lock, asyncio.Future, socket.socket),
+    *(redis.connection.AbstractConnection, redis.asyncio.connection.AbstractConnection),
 )
 BOUND = 20
 """Seconds in which a child decides, on a machine that is busy; one that hangs never does."""
@@ -70,9 +61,7 @@ def of_a_process(*more: object) -> list[tuple[str, Any]]:
 def own(settings: Any) -> Iterator[Server]:
     """Run a server that this test may stop."""
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
-        settings.CACHES = {
-            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-        }
+        settings.CACHES = caches(server.url)
         settings.RATELIMIT_RULES = [{"name": "site", "key": "ip", "rate": "3/h", "path": "/"}]
         settings.RATELIMIT_TIMEOUT = 5
         reset_rules()
@@ -82,9 +71,7 @@ def own(settings: Any) -> Iterator[Server]:
 
 @pytest.fixture
 def ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace locks outside the package, which a child could find locked: those of Python's logging
-    and Django's translations.
-    """
+    """Replace locks outside the package, of Python's logging and Django's translations."""
     monkeypatch.setattr("django.utils.translation.trans_real._active", threading.local())
     logger = logging.getLogger("django_ratelimit_lua")
     monkeypatch.setattr(logger, "handlers", [logging.handlers.BufferingHandler(1000)])
@@ -101,10 +88,7 @@ def view(request: HttpRequest) -> HttpResponse:
 
 
 def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
-    """Return a function that decides in every way: sync and async, with views and limiters, from
-    Redis, leases, splits, the deny cache and local shares. It also loads rules, resets counts and,
-    if Redis is available, sends a heartbeat.
-    """
+    """Return a function that decides in every way, with and without Redis."""
     limiters = [
         RateLimiter("plain", "3/h"),
         RateLimiter("log", "50/h", algorithm="sliding_log"),
@@ -159,9 +143,7 @@ def ended(children: list[int]) -> list[int | None]:
 def test_children_decide_when_forked_during_decisions(
     redis_is: str, own: Server, settings: Any, ours_alone: None
 ) -> None:
-    """Thirty children are forked during the decisions of four threads, also in an outage, and none
-    hangs.
-    """
+    """Thirty children are forked beside four threads, also in an outage."""
     limit_exceeded.connect(refuse)
     works = [everything(f"thread {number}", redis_is) for number in range(4)]
     works[0]()
@@ -203,9 +185,8 @@ def test_a_child_decides_whatever_lock_was_held_at_the_fork(own: Server, setting
     everything("x")()
     asyncio.run(sync_to_async(int)())  # Its thread is only in this process, for good.
     held, over = threading.Event(), threading.Event()
-    locks = [
-        found for _, found in of_a_process() if isinstance(found, (*LOCKS, threading.Condition))
-    ]
+    kinds = (*LOCKS, threading.Condition)
+    locks = [found for _, found in of_a_process() if isinstance(found, kinds)]
     assert len(locks) > 10
 
     def hold() -> None:
@@ -235,9 +216,7 @@ def test_a_child_decides_whatever_lock_was_held_at_the_fork(own: Server, setting
 
 
 def test_a_child_forked_in_an_event_loop_opens_its_own_connections(own: Server) -> None:
-    """A child that is forked in a coroutine uses its own event loop. The parent keeps its
-    connection.
-    """
+    """The parent keeps its connection."""
     limiter = RateLimiter("x", "100/h")
 
     async def parent() -> list[tuple[str, int]]:
@@ -259,30 +238,20 @@ def test_a_child_forked_in_an_event_loop_opens_its_own_connections(own: Server) 
 
 
 def test_a_child_uses_no_object_of_its_parents_process(own: Server) -> None:
-    """No lock, thread, timer, event loop, socket or connection of the package is shared with the
-    parent.
-    """
+    """It shares no lock, thread, timer, event loop, socket or connection."""
     import_all()
     more = [Cluster([("127.0.0.1", 1)])]
     everything("x")()
-    decide(
-        build_call(
-            [
-                Charge(
-                    Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000), digest("x")
-                )
-            ]
-        )
-    )
+    limit = Limit("leased", "1000000/h", algorithm="fixed_window", lease=1000)
+    decide(build_call([Charge(limit, digest("x"))]))
     before = of_a_process(*more)
     kinds = {type(found).__name__ for _, found in before}
     assert {"lock", "socket"} <= kinds
     reading, writing = os.pipe()
 
     def look() -> None:
-        old = {
-            id(found) for _, found in before
-        }  # They are all held on to, so no other object has their place.
+        # They are all kept alive, so no other object has their place.
+        old = {id(found) for _, found in before}
         found = "\n".join(way for way, found in of_a_process(*more) if id(found) in old)
         os.write(writing, found.encode())
 
@@ -295,20 +264,16 @@ def test_a_child_uses_no_object_of_its_parents_process(own: Server) -> None:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux's list of descriptors")
 def test_a_child_closes_the_connections_of_its_parent(own: Server) -> None:
-    """This includes connections of requests and of background tasks. Otherwise the server would
-    send messages that the child never reads.
-    """
+    """Otherwise the server would send messages that the child never reads."""
     everything("x")()
     listener.wait_until_listening(BOUND)
     reading, writing = os.pipe()
     with redis.Redis.from_url(own.url) as direct:
-        direct.ping()  # Is not of this package, so that children have it.
-        for _ in range(
-            10
-        ):  # An exchange of another thread may be under way in the moment of one of these.
-            assert ended(
-                [child_of(lambda: os.write(writing, b"%d " % connections_to(own.port)))]
-            ) == [0]
+        direct.ping()  # This connection is not of the package, so children keep it.
+        # At the moment of a fork, another thread may be opening a connection.
+        for _ in range(10):
+            child = child_of(lambda: os.write(writing, b"%d " % connections_to(own.port)))
+            assert ended([child]) == [0]
     os.close(writing)
     with open(reading) as pipe:
         assert min(map(int, pipe.read().split())) == 1
@@ -319,7 +284,6 @@ def connections_to(port: int) -> int:
     found = 0
     for number in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-            found += connection.getpeername()[1:2] == (
-                port,
-            )  # A name, of a socket without addresses.
+            # A socket without addresses has a name.
+            found += connection.getpeername()[1:2] == (port,)
     return found

@@ -1,23 +1,21 @@
-"""gevent: greenlets instead of threads, in processes that are patched before the package is
-imported.
-"""
+"""gevent: greenlets instead of threads, in processes that are patched first."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.processes import ROOT, free_port, running, until
 from tests.support.redis_server import url
 
 pytest.importorskip("gevent")
-ROOT = Path(__file__).parents[3]
 PATCH = "from gevent import monkey; monkey.patch_all()\n"
 SITE = """
 import faulthandler, gevent, time
@@ -39,23 +37,15 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a process of a site, after `first`."""
     given = f"PREFIX, URL, ANNEXES = {prefix!r}, {url()!r}, {annexes!r}\n"
-    environment = {
-        name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
-    }
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", first + given + SITE + then + code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    environment = {**os.environ}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    how: Any = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+    command = [sys.executable, "-W", "ignore", "-c", first + given + SITE + then + code]
+    return subprocess.run(command, timeout=90, **how)
 
 
 def test_two_hundred_greenlets_admit_exactly_n_and_get_their_own_replies(prefix: str) -> None:
-    """This holds while other greenlets are killed during a decision. Their slots are released, and
-    the process ends.
-    """
+    """Other greenlets are killed, and their slots are released."""
     done = run(
         prefix,
         """
@@ -94,22 +84,21 @@ while slots.peek("ada").limits[0].used and time.monotonic() < end:
 print(slots.peek("ada").limits[0].used)
 """,  # noqa: E501
     )
-    assert (done.returncode, done.stdout.split("\n")[:3]) == (0, ["100", "[]", "0"]), done.stderr[
-        -3000:
-    ]
+    assert done.stdout.split("\n")[:3] == ["100", "[]", "0"], done.stderr[-3000:]
+    assert done.returncode == 0
 
 
-def test_slots_of_greenlets_are_renewed(prefix: str) -> None:
-    """Greenlets in the background renew them."""
-    done = run(
-        prefix,
-        """
+SLOT = """
 slots = RateLimiter("slots", "1", algorithm="concurrency")
 with slots.slot("ada") as held:
     gevent.sleep(6)
     print(held.is_lost, slots.peek("ada").limits[0].used)
-""",
-    )
+"""
+
+
+def test_slots_of_greenlets_are_renewed(prefix: str) -> None:
+    """Greenlets in the background renew them."""
+    done = run(prefix, SLOT)
     assert (done.returncode, done.stdout.split("\n")[0]) == (0, "False 1"), done.stderr[-3000:]
 
 
@@ -146,57 +135,28 @@ def test_gunicorn_preloads_an_application_that_is_patched_first(
     prefix: str, tmp_path: Path
 ) -> None:
     """Two workers admit exactly the limit, and end after SIGTERM."""
-    import concurrent.futures
-    import socket
-    import urllib.error
-    import urllib.request
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / "gunicorn.conf.py").write_text(CONFIG)
     (tmp_path / "preloaded.py").write_text(
         f"PREFIX, URL, ANNEXES = {prefix!r}, {url()!r}, ()\n" + SITE + APPLICATION
     )
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
-    command = (
-        "-m",
-        "gunicorn",
-        "-k",
-        "gevent",
-        "-w",
-        "2",
-        "--graceful-timeout",
-        "3",
-        "-b",
-        f"127.0.0.1:{port}",
-        "preloaded",
-    )
-    server = subprocess.Popen(
-        [sys.executable, *command], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
-    )
+    options = ("-k", "gevent", "-w", "2", "--graceful-timeout", "3", "-b", f"127.0.0.1:{port}")
+    command = [sys.executable, "-m", "gunicorn", *options, "preloaded"]
 
     def visit(client: str) -> int:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"X-Client": client})
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
+        connection = HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/", headers={"X-Client": client})
+        status = connection.getresponse().status
+        connection.close()
+        return status
 
-    try:
-        end = time.monotonic() + 30
-        while True:
-            try:
-                assert visit("first") == 200
-                break
-            except urllib.error.URLError:
-                assert time.monotonic() < end
-                time.sleep(0.1)
-        with concurrent.futures.ThreadPoolExecutor(50) as crowd:
+    how: Any = {"cwd": tmp_path, "env": environment, "stderr": subprocess.DEVNULL}
+    with running(command, port, **how) as server:
+        until(lambda: visit("first") == 200, "the site answers")
+        with ThreadPoolExecutor(50) as crowd:
             answers = list(crowd.map(visit, ["ada"] * 200))
         assert (answers.count(200), answers.count(429)) == (50, 150)
-    finally:
-        server.send_signal(signal.SIGTERM)
+        server.terminate()
         assert server.wait(40) == 0

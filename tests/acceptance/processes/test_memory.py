@@ -26,6 +26,7 @@ from django_ratelimit_lua.rules.provider import get_ruleset, reset_rules
 from django_ratelimit_lua.views.call_sites import KnownCallSites, known_call_sites
 from tests.support.limits import WHOLE, set_share
 from tests.support.package_objects import import_all, reachable_objects
+from tests.support.redis_server import CLOSED, caches
 
 MANY, BOUND, FEW = 1_500, 500, 400
 """So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache`
@@ -39,9 +40,6 @@ more_room: dict[str, int] = {}
 """How many entries there may be where a way leads through these words."""
 before_weighing: list[Callable[[], object]] = []
 
-away = {
-    "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
-}
 factory = RequestFactory()
 limiters: list[RateLimiter] = []
 """Those that go on living, as at the top of a module."""
@@ -49,9 +47,7 @@ limiters: list[RateLimiter] = []
 
 @pytest.fixture(autouse=True)
 def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clear everything before and after the test, and give this process the whole of
-    split limits.
-    """
+    """Clear everything, and give this process the whole of split limits."""
     set_share(monkeypatch, WHOLE)
     names = dict(known_call_sites._by_name)
 
@@ -74,22 +70,15 @@ def odd(number: int) -> str:
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_small_bounds(monkeypatch)
-
-
-def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set small bounds for everything that is bounded."""
     for _, found in reachable_objects():
         if isinstance(found, BoundedMap):
             monkeypatch.setattr(found, "max_entries", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.rules.ruleset._MAX_REMEMBERED", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.engine.leases.MAX_LEASES", BOUND)
-    monkeypatch.setattr(
-        values, "known_paths", dict(values.known_paths)
-    )  # What is named here is checked by no other test.
-    monkeypatch.setattr(
-        "django_ratelimit_lua.conf.values.MAX_ENTRIES", max(BOUND, len(values.known_paths))
-    )
+    # No other test checks the names of this one.
+    monkeypatch.setattr(values, "known_paths", dict(values.known_paths))
+    monkeypatch.setattr(values, "MAX_ENTRIES", max(BOUND, len(values.known_paths)))
     monkeypatch.setattr(KnownCallSites, "MAX_ENTRIES", max(BOUND, len(known_call_sites.names())))
 
 
@@ -162,17 +151,8 @@ def short_lived() -> None:
         RateLimiter(f"short-lived {number}", "1/h")
 
 
-WITHOUT_REDIS = (
-    leased,
-    in_parts,
-    in_an_outage,
-    one_in_an_outage,
-    paths,
-    addresses,
-    groups,
-    keys,
-    short_lived,
-)
+WITHOUT_REDIS = (leased, in_parts, in_an_outage, one_in_an_outage, paths, addresses, groups, keys)
+WITHOUT_REDIS += (short_lived,)
 
 
 def size_of(found: Any) -> int | None:
@@ -185,9 +165,7 @@ def size_of(found: Any) -> int | None:
 
 
 def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
-    """Return the size of all kept objects in bytes, and those that are too large: containers that
-    have grown beyond their bound, and texts of clients.
-    """
+    """Return the bytes of all kept objects, and the containers and texts that are too large."""
     for settle in before_weighing:
         settle()
     gc.collect()
@@ -205,9 +183,7 @@ def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
 
 
 @pytest.mark.usefixtures("little_room")
-@pytest.mark.parametrize(
-    "attacks", [(refused,), WITHOUT_REDIS], ids=["Redis is there", "Redis is away"]
-)
+@pytest.mark.parametrize("attacks", [(refused,), WITHOUT_REDIS], ids=["with Redis", "without"])
 def test_memory_is_bounded_whatever_clients_send(
     attacks: tuple[Callable[[], None], ...], settings: Any
 ) -> None:
@@ -220,13 +196,9 @@ def test_memory_is_bounded_whatever_clients_send(
     settings.RATELIMIT_TRUSTED_PROXIES = 1
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     if attacks is WITHOUT_REDIS:
-        settings.CACHES = away
+        settings.CACHES = caches(CLOSED)
     reset_rules()
-    sizes = {
-        id(found): entries
-        for _, found in reachable_objects(limiters)
-        if (entries := size_of(found)) is not None
-    }
+    sizes = {id(found): size_of(found) or 0 for _, found in reachable_objects(limiters)}
     before, _ = weigh(dict(sizes))
     for attack in attacks:
         attack()
@@ -236,17 +208,11 @@ def test_memory_is_bounded_whatever_clients_send(
 
 
 def test_a_long_name_is_shortened_and_stays_unique() -> None:
-    """Limits whose names differ after 500 characters have separate counts. An override has
-    a count of its own.
-    """
-    first, second = (
-        RateLimiter(f"{LONG}{number}", "1/h", algorithm="token_bucket") for number in (1, 2)
-    )
-    assert [first.hit("x").allowed, second.hit("x").allowed, first.hit("x").allowed] == [
-        True,
-        True,
-        False,
-    ]
+    """Names that differ after 500 characters have separate counts."""
+    options: Any = {"rate": "1/h", "algorithm": "token_bucket"}
+    first, second = (RateLimiter(f"{LONG}{number}", **options) for number in (1, 2))
+    found = [limiter.hit("x").allowed for limiter in (first, second, first)]
+    assert found == [True, True, False]
     limit = first.limits[0]
     assert len(limit.name) == 500
     own, other = (limit.at_rate(limit.rate, 5, variant).key_part for variant in ("one", "two"))
@@ -254,14 +220,11 @@ def test_a_long_name_is_shortened_and_stays_unique() -> None:
 
 
 def test_a_limiter_keeps_no_outdated_rules(settings: Any) -> None:
-    """Limiters that were used once keep no ruleset alive, because a thousand rules take about a
-    megabyte.
-    """
+    """A thousand rules take about a megabyte."""
     seen: list[weakref.ref[Any]] = []
     for number in range(10):
-        settings.RATELIMIT_RULES = [
-            {"name": f"rule {number}", "path": "/", "key": "ip", "rate": "5/h"}
-        ]
+        rule = {"name": f"rule {number}", "path": "/", "key": "ip", "rate": "5/h"}
+        settings.RATELIMIT_RULES = [rule]
         assert limiter(f"seldom {number}", "5/h").hit("ada")
         seen.append(weakref.ref(get_ruleset()))
     gc.collect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,34 +47,22 @@ def zone_at_noon() -> str:
 def test_a_calendar_limit_admits_n_with_any_host_clocks(
     align: str, seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds if only the host with the wrong clock makes calls. No client is refused for longer
-    than one window.
-    """
+    """No client is refused for longer than one window."""
     if abs(seconds) == DAY and align == "day":
         seconds //= 2  # The two hosts are in the same or in neighboring days.
-    limiter = RateLimiter(
-        f"{align}{seconds}",
-        RATES[align],
-        algorithm="fixed_window",
-        align=align,
-        time_zone=zone_at_noon(),
-    )
+    calendar: Any = {"algorithm": "fixed_window", "align": align, "time_zone": zone_at_noon()}
+    limiter = RateLimiter(f"{align}{seconds}", RATES[align], **calendar)
 
-    def hits(client: str, seconds: int) -> int:
-        monkeypatch.setattr(call, "Clock", WrongClock(seconds))
-        return sum(bool(limiter.hit(client)) for _ in range(4))
+    def hits(client: str, *clocks: int) -> list[int]:
+        admitted = []
+        for seconds in clocks:
+            monkeypatch.setattr(call, "Clock", WrongClock(seconds))
+            admitted.append(sum(bool(limiter.hit(client)) for _ in range(4)))
+        return admitted
 
-    assert [hits("right first", 0), hits("right first", seconds), hits("right first", 0)] == [
-        4,
-        1,
-        0,
-    ]
-    assert [hits("wrong first", seconds), hits("wrong first", 0), hits("wrong first", seconds)] == [
-        4,
-        1,
-        0,
-    ]
-    assert [hits("only wrong", seconds), hits("only wrong", seconds)] == [4, 1]
+    assert hits("right first", 0, seconds, 0) == [4, 1, 0]
+    assert hits("wrong first", seconds, 0, seconds) == [4, 1, 0]
+    assert hits("only wrong", seconds, seconds) == [4, 1]
     for client in ("right first", "wrong first", "only wrong"):
         for clock in (0, seconds):
             monkeypatch.setattr(call, "Clock", WrongClock(clock))
@@ -91,26 +78,17 @@ def test_a_lock_expires_although_the_server_clock_was_set_back(
     done: list[str] = []
     monkeypatch.setattr(triggers, "publish", lambda **options: done.append("publishing"))
     monkeypatch.setattr(provider, "database", "of the tests")
-    monkeypatch.setattr(
-        triggers, "_pause", 0.0
-    )  # An earlier test may have left something to publish.
+    # An earlier test may have left something to publish.
+    monkeypatch.setattr(triggers, "_pause", 0.0)
     monkeypatch.setattr(triggers.problems, "unpublished", "")
-    assert_turn_ends(triggers._compare, triggers._lock_key(), done, direct)
-
-
-def assert_turn_ends(
-    look: Callable[[], object], key: bytes, done: list[str], direct: redis.Redis
-) -> None:
-    """Check that a process gets the lock once, and once more after the server's clock was set back
-    by a year.
-    """
-    look()
+    key = triggers._lock_key()
+    triggers._compare()
     lifetime = direct.pttl(key)
-    look()
+    triggers._compare()
     assert len(done) == 1
-    direct.pexpire(key, 365 * DAY * 1000)
-    look()
-    look()
+    direct.pexpire(key, 365 * DAY * 1000)  # As after a step back by a year.
+    triggers._compare()
+    triggers._compare()
     assert len(done) == 2
     assert direct.pttl(key) <= lifetime + 1000
 

@@ -8,7 +8,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,11 +18,7 @@ import redis
 from django.db import connection
 from django.test import override_settings
 
-from django_ratelimit_lua.models import (
-    RateLimitOverride,
-    RateLimitRevision,
-    RateLimitRule,
-)
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from django_ratelimit_lua.models.audit import one_change
 from django_ratelimit_lua.publishing import publish, triggers
 from tests.support.processes import until
@@ -60,6 +58,29 @@ def ask(port: int, path: str) -> dict[str, int]:
     return found
 
 
+@contextmanager
+def repeated(work: Callable[[], None]) -> Iterator[list[BaseException]]:
+    """Repeat a function in six threads. Yield its errors, and check that there are none."""
+    ended = threading.Event()
+    failures: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            while not ended.is_set():
+                work()
+        except BaseException as error:
+            failures.append(error)
+
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(6):
+            pool.submit(load)
+        try:
+            yield failures
+        finally:
+            ended.set()
+    assert not failures
+
+
 @pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
 def test_no_request_after_a_save_is_decided_by_older_rules(
     server: tuple[int, str], direct: redis.Redis
@@ -71,43 +92,31 @@ def test_no_request_after_a_save_is_decided_by_older_rules(
     with override_settings(RATELIMIT_TIMEOUT=10):
         rule = RateLimitRule.objects.create(name="site", path="/", key="ip", rate="1000001/m")
     saved = [RateLimitRevision.read("default")[0]]
-    ended = threading.Event()
     seen: list[tuple[int, int, int, int]] = []
-    failures: list[BaseException] = []
 
     def load() -> None:
-        try:
-            while not ended.is_set():
-                before = saved[0]
-                answer = ask(port, path)
-                seen.append((before, answer["revision"], answer["limit"], answer["process"]))
-        except BaseException as error:
-            failures.append(error)
+        before = saved[0]
+        answer = ask(port, path)
+        seen.append((before, answer["revision"], answer["limit"], answer["process"]))
 
-    threads = [threading.Thread(target=load) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    # Until each of the server's processes is there, and has answered.
-    until(
-        lambda: len({process for *_, process in seen}) == PROCESSES[path] or bool(failures),
-        "all of them answer",
-        60,
-    )
-    for edit in range(EDITS):
-        # Revision n has limit 1,000,000 + n.
-        RateLimitRule.objects.filter(pk=rule.pk).update(rate=f"{1_000_002 + edit}/m")
-        saved[0] = edit + 2
-        answered_before = len(seen)
-        time.sleep(0.01)
-        while len(seen) == answered_before and not failures:
-            time.sleep(0.001)
-    at_the_end = len(seen)
-    while len(seen) < at_the_end + 50 and not failures:
-        time.sleep(0.01)
-    ended.set()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with repeated(load) as failures:
+        # Until each of the server's processes has answered.
+        until(
+            lambda: len({process for *_, process in seen}) == PROCESSES[path] or bool(failures),
+            "all of them answer",
+            60,
+        )
+        for edit in range(EDITS):
+            # Revision n has limit 1,000,000 + n.
+            RateLimitRule.objects.filter(pk=rule.pk).update(rate=f"{1_000_002 + edit}/m")
+            saved[0] = edit + 2
+            answered_before = len(seen)
+            time.sleep(0.01)
+            while len(seen) == answered_before and not failures:
+                time.sleep(0.001)
+        at_the_end = len(seen)
+        while len(seen) < at_the_end + 50 and not failures:
+            time.sleep(0.01)
     assert [one for one in seen if one[1] < one[0]] == []
     assert [one for one in seen if one[2] != 1_000_000 + one[1]] == []
     assert len({revision for _, revision, _, _ in seen}) > EDITS // 4
@@ -129,51 +138,37 @@ def test_no_request_after_a_save_is_decided_by_older_rules(
 
 @pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
 def test_a_block_starts_and_ends_for_all_processes_at_once(server: tuple[int, str]) -> None:
-    """A client is blocked and unblocked repeatedly under load. Requests after the save are refused,
-    or not.
-    """
+    """A client is blocked and unblocked repeatedly under load."""
     port, path = server
     RateLimitRule.objects.create(name="site", path="/", key="ip", rate=f"{10**9}/m")
     other = RateLimitOverride.objects.create(network="203.0.113.1", effect="block")
     # Four steps go round: it is not blocked, is being blocked, is blocked, is being unblocked.
     step = [0]
-    ended = threading.Event()
     seen: list[tuple[int, int]] = []
-    failures: list[BaseException] = []
 
     def look() -> None:
-        # On a busy machine until somebody was answered who asked in this step.
+        # On a busy machine, until a request of this step was answered.
         before, end = len(seen), time.monotonic() + 20
         time.sleep(0.05)
-        while step[0] % 4 not in dict(seen[before:]) and time.monotonic() < end and not failures:
+        while step[0] % 4 not in dict(seen[before:]) and time.monotonic() < end:
             time.sleep(0.01)
 
     def load() -> None:
-        try:
-            while not ended.is_set():
-                before = step[0]
-                status, _ = visit(port, path)
-                if step[0] == before:
-                    seen.append((before % 4, status))
-        except BaseException as error:
-            failures.append(error)
+        before = step[0]
+        status, _ = visit(port, path)
+        if step[0] == before:
+            seen.append((before % 4, status))
 
-    threads = [threading.Thread(target=load) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for _ in range(12):
-        step[0] += 1
-        block = RateLimitOverride.objects.create(network="127.0.0.1", effect="block")
-        step[0] += 1
-        look()
-        step[0] += 1
-        block.delete()
-        step[0] += 1
-        look()
-    ended.set()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with repeated(load):
+        for _ in range(12):
+            step[0] += 1
+            block = RateLimitOverride.objects.create(network="127.0.0.1", effect="block")
+            step[0] += 1
+            look()
+            step[0] += 1
+            block.delete()
+            step[0] += 1
+            look()
     assert {status for when, status in seen if when == 0} == {200}
     assert {status for when, status in seen if when == 2} == {429}
     other.delete()
@@ -189,9 +184,8 @@ def test_a_publication_is_consistent_if_others_commit_during_it(
     """A change of two rules is committed before each statement of another process's
     publication. The published rules belong to the published revision.
     """
-    monkeypatch.setattr(
-        triggers, "_publish_committed", lambda: None
-    )  # Each process is killed after its commit.
+    # Each process is killed after its commit.
+    monkeypatch.setattr(triggers, "_publish_committed", lambda: None)
     rule = RateLimitRule.objects.create(name="site", path="/", key="ip", rate="1/m")
     other = RateLimitRule.objects.create(name="other", path="/other", key="ip", rate="1/m")
     texts: dict[bytes, int] = {}

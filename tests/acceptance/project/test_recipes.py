@@ -27,6 +27,7 @@ from django_ratelimit_lua.testing import Server, override_ratelimits
 from django_ratelimit_lua.throttling import AnonRateThrottle
 from docs.conftest import celery  # noqa: F401
 from tests.examples import examples
+from tests.urls import AUTHENTICATION, SESSIONS
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -65,10 +66,7 @@ def serve_login(settings: Any, without: str = "") -> None:
     options = {"loaders": [("django.template.loaders.locmem.Loader", templates)]}
     engine = "django.template.backends.django.DjangoTemplates"
     settings.TEMPLATES = [{"BACKEND": engine, "OPTIONS": options}]
-    settings.MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-    ]
+    settings.MIDDLEWARE = [SESSIONS, AUTHENTICATION]
     settings.LOGIN_REDIRECT_URL = "/"
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     names = recipe("how-to/count-by-outcome.rst", "Login", without)

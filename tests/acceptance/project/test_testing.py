@@ -18,6 +18,7 @@ from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.testing import Server, override_ratelimits
 from tests.support.redis_server import url
+from tests.urls import LIMITS
 
 limiter = RateLimiter("tested", "2/h")
 
@@ -137,7 +138,7 @@ class Publishes(Counts):
         assert [self.client.get("/nowhere").status_code for _ in range(2)] == [404, 429]
 
 
-MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+MIDDLEWARE = [LIMITS]
 
 
 def ran(*cases: type) -> unittest.TestResult:
