@@ -15,6 +15,7 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.limits.algorithms import BY_RATE
+from tests.support.redis_server import CLOSED, caches
 
 
 def failed(request: HttpRequest, outcome: Any) -> bool:
@@ -166,8 +167,7 @@ def test_an_outcome_during_an_outage_raises_nothing(settings: Any) -> None:
     view = ratelimit("x", "ip", "2/h", count_if=failed, reset_if=succeeded)
 
     def breaks(request: HttpRequest) -> HttpResponse:
-        closed = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-        settings.CACHES = {"default": closed}
+        settings.CACHES = caches(CLOSED)
         return answer(request)
 
     assert ask(view(breaks), "right") == [302]

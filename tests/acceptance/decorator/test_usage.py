@@ -27,6 +27,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitOverride
 from django_ratelimit_lua.testing import move_clock
 from django_ratelimit_lua.throttling import ScopedRateThrottle, UserRateThrottle
+from tests.support.redis_server import CLOSED, caches
 from tests.urls import AUTHENTICATION, LIMITS, SESSIONS
 
 AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
@@ -320,8 +321,7 @@ def test_limits_in_shadow_mode_are_left_out(settings: Any) -> None:
 
 def test_without_redis_the_page_reports_that(settings: Any) -> None:
     """The status is 503, and `usage` raises `StoreError`."""
-    closed = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
-    settings.CACHES = {"default": closed}
+    settings.CACHES = caches(CLOSED)
     settings.RATELIMIT_ON_STORE_ERROR = "open"
     assert client().get("/usage/").status_code == 503
     page = client().get("/usage/", headers={"Accept": "text/html"})

@@ -38,7 +38,10 @@ OWNER = "198.51.100.7"
 FORM = """{% for error in form.non_field_errors %}{{ error }}{% endfor %}"""
 
 
-@method_decorator(ratelimit(key="device:username", rate=f"{N}/h", method=UNSAFE), name="dispatch")
+by_name = ratelimit(key="device:username", rate=f"{N}/h", method=UNSAFE)
+
+
+@method_decorator(by_name, name="dispatch")
 class Login(LoginView):
     template_name = "login.html"
 
@@ -56,7 +59,7 @@ def by_address(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
 
 
-@ratelimit(key="device:username", rate=f"{N}/h", method=UNSAFE)
+@by_name
 async def asynchronous(request: HttpRequest) -> HttpResponse:
     body = json.loads(request.body)
     user = await User.objects.filter(username=body["username"]).afirst()
