@@ -72,13 +72,6 @@ def between_words(least: int, most: int) -> str:
     return f"{number_words(most - error)} ± {number_words(error)}"
 
 
-def rate_words(number: float) -> str:
-    """Return a number per minute, with one decimal if it is small."""
-    if 0 < number < 10:
-        return formats.number_format(round(number, 1), 1)
-    return number_words(round(number))
-
-
 def milliseconds_words(seconds: float) -> str:
     """Return the time of a decision, as the upper bound of its bucket."""
     return gettext("%(number)s ms") % {"number": formats.number_format(f"{seconds * 1000:g}")}

@@ -2,31 +2,11 @@
 
 from django import template
 
-from ..identity.names import name_words
-from ..operations.formatting import (
-    breakable,
-    milliseconds_words,
-    moment_element,
-    number_words,
-    rate_words,
-    readable,
-    share_words,
-)
+from ..operations.formatting import breakable, moment_element, number_words, readable
 from ..rules import describe
 from ..web.refusal import duration_words, in_time
 
 register = template.Library()
-for words in (
-    breakable,
-    duration_words,
-    in_time,
-    milliseconds_words,
-    moment_element,
-    name_words,
-    number_words,
-    rate_words,
-    readable,
-    share_words,
-):
+for words in (breakable, duration_words, in_time, moment_element, number_words, readable):
     register.filter(words)
 register.filter("rate", describe.rate_words)
