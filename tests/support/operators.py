@@ -29,18 +29,12 @@ from tests.support.demo import (
 )
 
 CLICKS = {
-    "lower a limit of the code": 3,
-    "add a lower limit to that of the code": 3,
     "add two rates on a path": 3,
-    "take over a rule of the settings": 3,
-    "undo a change of a rule": 3,
     "check and enforce a rule in shadow mode": 4,
     "find the clients refused most in the last hour": 2,
     "explain a refusal by its reference": 3,
     "unblock a customer locked out at login": 3,
     "raise the limit of one customer": 7,
-    "unblock a blocked client": 3,
-    "block a network for an hour": 4,
     "block one of several clients of a masked network": 4,
 }
 """The clicks that each task takes."""

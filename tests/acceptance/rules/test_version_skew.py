@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
@@ -25,7 +24,7 @@ from django_ratelimit_lua.publishing import publish, triggers
 from django_ratelimit_lua.rules import provider, snapshot
 from django_ratelimit_lua.rules.status import freshness
 from tests.acceptance.rules.test_rules import another_process, rule
-from tests.support.processes import Worker, migrated, until
+from tests.support.processes import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FIRST = "203.0.113.1"
@@ -214,57 +213,6 @@ def test_a_late_reply_of_the_database_is_used(
     settings.RATELIMIT_TIMEOUT = 10
     assert get("/good", 1) == [429]
     assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
-
-
-OLDER = (
-    "from django_ratelimit_lua.publishing import parts ;; original = parts.read_rules ;; "
-    "first = lambda one: {**one, 'rate': one['rate'][0]} ;; "
-    "publishing.read_rules = lambda using, row: "
-    "{**original(using, row), 'rules': [*map(first, original(using, row)['rules'])]}"
-)
-"""A version that does not know several rates, and publishes the first alone."""
-NEWER = (
-    "from django_ratelimit_lua.rules import snapshot ;; snapshot.FORMAT = publishing.FORMAT = 99"
-)
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
-    """Run a process of an older version and one of a newer version."""
-    databases = {"default": migrated(tmp_path_factory.mktemp("databases") / "site.sqlite3")}
-    with Worker("older:", databases) as older, Worker("newer:", databases) as newer:
-        older(OLDER)
-        newer(NEWER)
-        yield older, newer
-
-
-@pytest.fixture
-def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, Worker]:
-    """Return both processes as just started, with a rule that the newer one has published."""
-    older, newer = processes
-    newer(f"restart({prefix!r}) ;; RateLimitOverride.objects.all().delete()")
-    newer("RateLimitRule.objects.all().delete() ;; rule(rate='50/h, 30/m')")
-    older(f"restart({prefix!r}) ;; log_lines.clear() ;; triggers._clear_problems()")
-    return older, newer
-
-
-def test_an_edit_by_an_older_process_is_published_by_a_newer_one(
-    older_newer: tuple[Worker, Worker], published: Published
-) -> None:
-    """It has all fields that the older process does not know."""
-    older, newer = older_newer
-    rates = newer("ask()")
-    assert sorted(rates.values()) == [30, 50]
-    assert [*older("ask()").values()] == [50]
-    older("block(network='203.0.113.9')")
-    revision = older("RateLimitRevision.read('default').text.decode()")
-    assert newer("check_published()") is None
-    assert published.direct.hget(published.key, "revision").decode() == revision
-    assert published.direct.hget(published.key, "format") == b"99"
-    assert newer("[ask(), ask('203.0.113.9')]") == [rates, "refused"]
-    assert older("ask('203.0.113.9')") == "refused"
-    older("check_published()")
-    assert older("[health().problems, triggers.unpublished]") == [[], ""]
 
 
 def test_a_new_field_raises_the_snapshot_format() -> None:
