@@ -1,4 +1,4 @@
-"""What a decision costs the server, read from the server's own statistics."""
+"""The cost of a decision for the server, by the statistics of the server."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def room_of(path: Path) -> str:
 
 
 def floor_of(room: str) -> int:
-    """Return the floor of a room from 1, or 0 if it has none."""
+    """Return the floor of a room from 1, or 0 if it is on no floor."""
     return next((number for number, rooms in enumerate(FLOORS, start=1) if room in rooms), 0)
 
 

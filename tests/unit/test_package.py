@@ -54,7 +54,7 @@ def test_the_wheel_contains_every_file_of_the_package(wheel: zipfile.ZipFile) ->
 
 
 def test_the_package_page_has_no_dead_links(metadata: Message) -> None:
-    """The package page has no relative link, because PyPI has none of the files."""
+    """The package page has no relative link, because PyPI does not have the files."""
     text = metadata.get_payload()
     assert isinstance(text, str)
     assert "@ratelimit" in text

@@ -238,7 +238,7 @@ def test_the_message_of_a_rule_is_in_every_response(kind: str, settings: Any) ->
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("exception", [None, Ratelimited])
 def test_a_refusal_is_logged_once(kind: str, exception: Any, settings: Any, caplog: Any) -> None:
-    """The record has the path and the reference. Refusals in the same minute have none."""
+    """The record has the path and the reference. Refusals in the same minute have no record."""
     settings.RATELIMIT_EXCEPTION_CLASS = exception
     for where in ["/decorated", "/adecorated", "/class", "/deep", "/adeep", *DRF]:
         refusal_log.clear()

@@ -68,7 +68,7 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
     return RateLimitRule.objects.create(name=name, **{"rate": "2/h", **fields})
 
 
-@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
+@pytest.mark.usefixtures("quiet")  # It has not received the change.
 def test_a_rule_with_the_name_of_a_scope_replaces_its_rate() -> None:
     """It applies at once, with another key, methods or mode as well. Counts continue."""
     limited = view(Burst)
@@ -142,7 +142,7 @@ def test_a_rule_applies_in_addition_to_a_scope() -> None:
     assert found == [["burst=20", "burst daily=1"], 429]
 
 
-@pytest.mark.usefixtures("quiet")  # It counts what Redis is asked, and has not heard of the change.
+@pytest.mark.usefixtures("quiet")  # It counts calls of Redis, and has not received the change.
 def test_rule_throttle_applies_the_rules(direct: redis.Redis, settings: Any) -> None:
     """It uses DRF's user, and decides together with other throttles in one call."""
     settings.RATELIMIT_RULES = [{"name": "public", "path": "/public/", "exempt": True}]

@@ -70,7 +70,7 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
 
 
 class TokenLogin(APIView):
-    """As django-rest-knox: it sends the signal, but signs nobody in."""
+    """Like django-rest-knox: it sends the signal, without a login."""
 
     authentication_classes = ()
 

@@ -20,8 +20,7 @@ from django_ratelimit_lua.rules import provider
 from tests.engine.test_cost import calls
 from tests.support.processes import ChildProcess, until
 
-# Who listens hears of what it has given back itself once more, a moment later, and forgets once
-# more.
+# A listener also receives its own refunds, a moment later, and forgets once more.
 pytestmark = pytest.mark.usefixtures("quiet")
 
 

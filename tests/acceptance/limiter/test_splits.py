@@ -236,7 +236,7 @@ def test_heartbeats_continue_until_the_process_ends() -> None:
     other = Heartbeat()
     assert split("x", "100/h").hit("x")
     other.beat()
-    until(lambda: heartbeat.count == 2, "it knows of the other", 5)
+    until(lambda: heartbeat.count == 2, "it has found the other", 5)
     other.leave()
     until(lambda: heartbeat.count == 1, "the other is gone", 5)
     heartbeat.leave()

@@ -46,7 +46,7 @@ from django_ratelimit_lua import RateLimiter
 limiter = RateLimiter("leased", "1000000/h", algorithm="fixed_window", lease=1000)
 for _ in range(40):
     for number in range(30):
-        limiter.hit(f"somebody {number}")
+        limiter.hit(f"client {number}")
 os.kill(int(sys.argv[2]), signal.SIGSTOP)
 print("ends", flush=True)
 """
@@ -209,13 +209,13 @@ def test_background_tasks_end_and_restart(direct: redis.Redis) -> None:
 
     for _ in range(2):
         limiter.hit("ada")
-        until(lambda: hearers() == 1, "changes are heard of")
+        until(lambda: hearers() == 1, "the listener subscribes")
         assert heartbeat.is_started
         stop(20)
         names = [thread.name for thread in threading.enumerate()]
         assert [name for name in names if name.startswith("ratelimit-")] == []
         assert not any(task.is_running for task in background_tasks())
-        until(lambda: hearers() == 0, "nobody hears of them")
+        until(lambda: hearers() == 0, "no listener subscribes")
         assert not listener.is_listening
 
 

@@ -233,7 +233,7 @@ def test_a_child_forked_in_an_event_loop_opens_its_own_connections(own: Server) 
         assert {source for source, _ in found} == {"redis"}
         assert (found[0][1], found[2][1]) == (1, 4)
         # Of the parent and of the child: for the loop, for what runs beside (two at once), and to
-        # hear of changes.
+        # receive changes.
         assert direct.info("stats")["total_connections_received"] - connected <= 8
 
 

@@ -1,6 +1,4 @@
-"""Rules as nobody would write them, and as somebody will: values for every field of the models,
-plausible and odd.
-"""
+"""Hypothesis strategies for rules: plausible and odd values of every field of the models."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from django_ratelimit_lua.limits.values import Number, Whole
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules.options import Option, option_table
 
-# What a form, a file or a colleague's script may put into a field.
+# Texts that a form, a file or a script may put into a field.
 TEXTS = ["", "x", " ", "ö" * 40, "a" * 300, "9" * 30, "-1", "1e400", "null", "٣", "²", "\x00", "\n"]
 TEXTS += ["a\nb", "\u2028", "../", "%00", "{0}", "\ud800"]
 texts = st.sampled_from(TEXTS) | st.text(max_size=20)

@@ -201,7 +201,7 @@ def test_a_valid_rule_can_be_applied_to_every_request(
 
 @pytest.mark.usefixtures(
     "quiet"
-)  # Other rules come under the same revision, which nobody can hear of.
+)  # Other rules have the same revision, which no process can notice.
 @example_settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
@@ -263,7 +263,7 @@ def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
         assert any("'bad' cannot be applied" in problem for problem in health().problems)
     known = provider.load_ruleset()
     RateLimitRule.objects.filter(pk=one.pk).update(key="ip", rate="0/h")
-    provider._ruleset = known  # A process that has not heard of it.
+    provider._ruleset = known  # A process that has not received the change.
     assert get() == [429]
     assert not health().problems
 

@@ -24,7 +24,7 @@ from tests.support.processes import Worker, copy, migrated
 
 SOON, AT_LAST = 0.05, 1.0
 """Seconds after a save has returned: by when it is obeyed; and at the latest, where the machine is
-busy or nothing is heard of it.
+busy, or does not receive the change.
 """
 
 
@@ -339,7 +339,7 @@ def test_missing_rules_are_not_requested_by_every_request(
     away.rename(database)
     workers[0]("rule('new', rate='6000/h')")
     for worker in workers:
-        if not met:  # No call of these compares: it hears of it.
+        if not met:  # None of these calls compares: the process receives the change.
             until(lambda worker=worker: worker("ask()") == {"new": 6000})
         assert worker(question) == ["refused", {**met, "new": 6000}]
 

@@ -102,7 +102,7 @@ def stale_process(function: Any) -> Any:
     return known
 
 
-@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
+@pytest.mark.usefixtures("quiet")  # It has not received the change.
 def test_a_new_rule_applies_to_the_next_request() -> None:
     """It applies in a process that has loaded the old rules."""
     assert get(times=3) == [200, 200, 200]
@@ -111,7 +111,7 @@ def test_a_new_rule_applies_to_the_next_request() -> None:
     assert get(times=3) == [200, 200, 429]
 
 
-@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
+@pytest.mark.usefixtures("quiet")  # It has not received the change.
 def test_fixtures_are_published_as_changes(tmp_path: Any, direct: redis.Redis, prefix: str) -> None:
     """Rules loaded by `loaddata` apply. Our migrations can be reversed and applied again."""
     rule("search", path="", rate="50/h")
@@ -387,7 +387,7 @@ def test_a_rule_continues_only_counts_of_the_same_period(taking: Any) -> None:
     assert [(state.limit, state.remaining) for state in take(1).limits] == [(20, 2), (500, 482)]
 
 
-@pytest.mark.usefixtures("quiet")  # It has not heard of the change.
+@pytest.mark.usefixtures("quiet")  # It has not received the change.
 def test_a_rule_with_the_name_of_a_limiter_replaces_its_rate() -> None:
     """It also applies outside of views, for example to a Celery task."""
     mail = RateLimiter("mail", "100/h")

@@ -68,7 +68,7 @@ class Published:
         number = int(self.direct.hget(self.key, "revision").partition(b"-")[0]) + 1
         revision = f"{number}-{self._edits:08x}-{self._edits:08x}"
         self.direct.hset(self.key, mapping={**fields, "revision": revision})
-        freshness.expire()  # As where it is heard of: who goes by no rule for a path asks nobody.
+        freshness.expire()  # As if a change was received.
 
 
 @pytest.fixture

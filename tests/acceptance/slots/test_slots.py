@@ -330,7 +330,7 @@ def test_a_refusal_by_slots_is_not_cached(settings: Any) -> None:
         return raised.value.decision.source
 
     assert source() == "redis"
-    # Unless something else was heard of in between.
+    # Unless another message was received in between.
     until(lambda: source() == "deny-cache", "the refusal is remembered")
 
 

@@ -236,9 +236,7 @@ def test_units_are_returned_if_a_later_node_is_unavailable(mortal: Cluster, sett
     )  # 3 where no time was left to give it back.
 
 
-@pytest.mark.usefixtures(
-    "quiet"
-)  # It counts what the masters are asked, and has not heard of the edit.
+@pytest.mark.usefixtures("quiet")  # It counts calls of the masters, and has not received the edit.
 @pytest.mark.django_db(transaction=True)
 def test_edited_rules_apply_in_a_cluster_within_a_second(cluster: Cluster) -> None:
     """The rules are in another slot, so they are compared in a separate call once a second."""

@@ -128,10 +128,10 @@ def test_tls_works_and_rejects_untrusted_certificates(
         # has ended.
         asyncio.run(hit_and_stop(server))
         os.kill(server.pid, signal.SIGCONT)
-        gc.collect()  # The test fails if it warns of a connection that nobody closed.
+        gc.collect()  # The test fails if it warns of a connection that was not closed.
         settings.CACHES = alias(
             location.replace("/0", "/1")
-        )  # django-redis keeps what it knows of a URL.
+        )  # django-redis caches the pool of a URL.
         decision = RateLimiter("where", "100/h").hit("someone")
         assert decision.source == "fallback"
 

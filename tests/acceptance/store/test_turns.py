@@ -94,7 +94,7 @@ def test_an_event_loop_keeps_its_connection_through_outages(settings: Any) -> No
                 for _ in range(20):
                     if not any(isinstance(found, Exception) for found in await burst()):
                         break
-                # What was closed in the outage, the server may hear of a moment later.
+                # The server may notice connections that closed in the outage a moment later.
                 await asyncio.to_thread(
                     until, lambda: connections(direct) == 1, "one connection", 5
                 )

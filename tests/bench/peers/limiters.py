@@ -31,7 +31,7 @@ class Limiter:
 
     - `make`, `amake`: given a number of limits, whether a hit is let through; `amake` is called in
       an event loop;
-    - `beyond`: the row of the same view without a limit, whose cost is none of its own.
+    - `beyond`: the row of the same view without a limit, whose cost is subtracted.
     """
 
     name: str
@@ -215,7 +215,7 @@ def smart(algorithm: str, *, is_async: bool = False) -> Decorate:
 
 
 def drf(base: Callable[[], type] | None) -> Decorate:
-    """A view of DRF with so many throttles of a class."""
+    """A view of DRF with a number of throttles of a class."""
 
     def decorate(limits: int, view: View) -> View:
         from rest_framework.response import Response

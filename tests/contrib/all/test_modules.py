@@ -1,4 +1,4 @@
-"""What is public in annexes is explained, and their examples run."""
+"""Public names of annexes have docstrings, and their examples run."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_the_latest_known_rules_apply() -> None:
 def test_a_call_has_time_left_after_loading_the_rules(
     is_answered: bool, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If Redis is not replying, it has none."""
+    """If Redis is not replying, it has no limits."""
     monkeypatch.setattr("django_ratelimit_lua.rules.provider.is_answered", is_answered)
     loop = Loop(Planner(), [rules(1)])
     loop.deadline.left = 0.0

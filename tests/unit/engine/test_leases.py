@@ -80,7 +80,7 @@ def test_a_lease_never_holds_more_than_a_batch(clock: Clock) -> None:
 
 
 def test_after_an_empty_batch_no_other_is_fetched_ahead(clock: Clock) -> None:
-    """What is left is spent first."""
+    """Remaining units are spent first."""
     lease = filled(WINDOW, 10)
     assert lease.is_low
     lease.is_dry = True
