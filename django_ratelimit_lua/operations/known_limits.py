@@ -202,8 +202,9 @@ def _throttle_limits() -> Iterator[KnownLimit]:
             with suppress(Exception):  # It may need more than there is here, or is not ours.
                 throttle = throttle_class()
                 key, form = _throttle_key(throttle)
-                name = throttle.name
-                for limit in throttle.limits_on(cls(**view.initkwargs)):
+                limits = throttle.limits_on(cls(**view.initkwargs))
+                name = throttle.name  # The view may set its scope.
+                for limit in limits:
                     words = describe_spec({"rate": str(limit.rate), "key": key, "group": name})
                     yield KnownLimit(limit.name, "code", words, None, limit, name, key, form)
 
