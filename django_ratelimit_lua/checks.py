@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.conf import settings
@@ -119,21 +119,22 @@ NO_WAITING_TIME = Problem(
     "Set RATELIMIT_REQUEST_START to a header that your proxy overwrites, and "
     "RATELIMIT_TRUSTED_PROXIES to the networks of the proxy.",
 )
+BAD_THROTTLE = Problem("W043", "Add the scope to DEFAULT_THROTTLE_RATES, or correct its rate.")
 ABSENT_ANNEX = Problem("W029", "{right}, or delete these values from RateLimitRule.options.")
 
 
 @register(Tags.caches)
 def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that all settings are valid, and that no setting is misspelt."""
-    problems: dict[str, None] = {}
+    problems: list[str] = []
     for name, setting in SETTINGS.items():
         try:
             setting.read()
             if name == "KEYS":
                 registered_keys()
         except ImproperlyConfigured as error:
-            problems[str(error)] = None
-    yield from map(BAD_SETTING.message, problems)
+            problems.append(str(error))
+    yield from map(BAD_SETTING.message, dict.fromkeys(problems))
     for name in sorted(dir(settings)):
         word = name.removeprefix("RATELIMIT_")
         annex = SETTINGS_OF_ANNEXES.get(word)
@@ -189,9 +190,9 @@ def check_cache(**kwargs: object) -> Iterator[CheckMessage]:
 @register(Tags.caches)
 def check_rules(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that every rule in `RATELIMIT_RULES` is valid, and that the middleware applies them."""
-    wrong = settings_problems()
-    if wrong:
-        yield from map(BAD_RULE.message, wrong)
+    problems = settings_problems()
+    if problems:
+        yield from map(BAD_RULE.message, problems)
         return
     rules = settings_rules()
     active = [rule for rule in rules if rule.mode != "off"]
@@ -199,26 +200,32 @@ def check_rules(**kwargs: object) -> Iterator[CheckMessage]:
         for rule in active:
             for problem in place_problems(rule):
                 yield NO_PLACE.message(f"Rule {rule.name!r}: {problem}")
-    needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
-    by_session = ", ".join(rule.name for rule in active if rule.needs_session)
-    is_applied_here = any(rule.is_for_requests for rule in rules)
-    if MIDDLEWARE not in settings.MIDDLEWARE and is_installed("gateway"):
+    has_middleware = MIDDLEWARE in settings.MIDDLEWARE
+    if not has_middleware and is_installed("gateway"):
         return  # The process may serve only the gateway, which applies them.
-    if is_applied_here and MIDDLEWARE not in settings.MIDDLEWARE:
+    needs_middleware = any(rule.is_for_requests for rule in rules)
+    needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
+    if needs_middleware and not has_middleware:
         yield UNUSED_RULES.message(
             "RATELIMIT_RULES has rules, but the middleware that applies them is missing."
         )
-    elif is_applied_here and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
+    elif needs_middleware and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
         yield NO_USER.message(f"These rules need request.user: {needs_user}.")
     else:
-        if by_session:
-            yield from _no_session(f"Rules {by_session}")
-        for rule in active:
-            if rule.lumps_strangers:
-                yield _one_for_all(f"Rule {rule.name!r}", "or the audience 'authenticated'")
+        yield from _key_problems(active)
     for rule in active:
         if rule.counts_missing_bodies:
             yield _no_method(f"Rule {rule.name!r}")
+
+
+def _key_problems(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
+    """Report rules whose key needs sessions, or counts all clients without a user as one."""
+    by_session = ", ".join(rule.name for rule in rules if rule.needs_session)
+    if by_session:
+        yield from _no_session(f"Rules {by_session}")
+    for rule in rules:
+        if rule.lumps_strangers:
+            yield _one_for_all(f"Rule {rule.name!r}", "or the audience 'authenticated'")
 
 
 @register(Tags.caches)
@@ -277,44 +284,64 @@ def check_views(**kwargs: object) -> Iterator[CheckMessage]:
     No public view counts all clients without a signed-in user as one, or counts requests without a
     body by a field of the body. Sessions are stored if limits use them.
     """
-    bodiless: dict[str, None] = {}
-    lumping: dict[str, None] = {}
-    by_session: dict[str, None] = {}
+    lumping: list[str] = []
+    by_session: list[str] = []
+    without_body: list[str] = []
     for view in _all_views():
         name = f"@ratelimit on {default_group(view)}"
         for stack in inspect_view(view).stacks:
-            if any(rule.needs_session for rule in stack.rules):
-                by_session[name] = None
-            if stack.method in (*BEFORE_METHODS, "get") and any(
-                rule.counts_missing_bodies for rule in stack.rules
-            ):
-                bodiless[name] = None
             if any(rule.lumps_strangers for rule in stack.rules) and _is_open(view, stack):
-                lumping[name] = None
-    for name in lumping:
+                lumping.append(name)
+            if any(rule.needs_session for rule in stack.rules):
+                by_session.append(name)
+            runs_without_body = stack.method in (*BEFORE_METHODS, "get")
+            if runs_without_body and any(rule.counts_missing_bodies for rule in stack.rules):
+                without_body.append(name)
+    for name in dict.fromkeys(lumping):
         yield _one_for_all(name, "or login_required")
-    for name in by_session:
+    for name in dict.fromkeys(by_session):
         yield from _no_session(name)
-    yield from map(_no_method, bodiless)
+    yield from map(_no_method, dict.fromkeys(without_body))
+
+
+@register(Tags.urls)
+def check_throttles(**kwargs: object) -> Iterator[CheckMessage]:
+    """Check the rates of the throttles of all DRF views, which are otherwise read by a request."""
+    problems: list[str] = []
+    for view in _all_views():
+        cls: Any = getattr(view, "cls", None)
+        initkwargs = getattr(view, "initkwargs", {})
+        for throttle_class in getattr(cls, "throttle_classes", ()):
+            if not hasattr(throttle_class, "limits_on"):  # A throttle of DRF or of the project.
+                continue
+            try:
+                throttle_class().limits_on(cls(**initkwargs))
+            except ImproperlyConfigured as error:
+                problems.append(f"{default_group(view)}: {error}")
+            except Exception:  # The project's throttle may need a request.
+                continue
+    yield from map(BAD_THROTTLE.message, dict.fromkeys(problems))
 
 
 def _all_views() -> list[Callable[..., object]]:
+    """Return the views of all URL patterns, which are imported for this."""
     return [pattern.callback for pattern, _space in url_patterns()]
 
 
 def _is_open(view: object, stack: Stack) -> bool:
     """Return whether limits of a view are decided before a login is required."""
-    # A DRF view checks permissions before its methods. It is assumed that they require a login.
     has_permissions = hasattr(getattr(view, "view_class", None), "permission_classes")
-    is_after = has_permissions and stack.method not in BEFORE_METHODS
-    return not (is_after or is_behind_login(view, stack))
+    if has_permissions and stack.method not in BEFORE_METHODS:
+        return False  # DRF has checked the permissions, which are assumed to require a login.
+    return not is_behind_login(view, stack)
 
 
 @register(Tags.caches)
 def check_paths(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that all functions given by a dotted path can be imported."""
-    _all_views()  # Importing the views registers the paths that they use.
-    _valid_rules()  # The same for the rules.
+    # Both register the paths that they use.
+    _all_views()
+    _valid_rules()
     for path, purpose in list(values.known_paths.items()):  # An import may register more.
         try:
             values.import_callable(path, purpose, "group", "request")
@@ -377,6 +404,7 @@ def check_database(
 
 
 def _database_problems(using: str) -> Iterator[CheckMessage]:
+    """Report problems of the rows, and of the published rules. Raises `DatabaseError`."""
     rules = list(RateLimitRule.objects.using(using))
     for word, annex in FIELDS_OF_ANNEXES.items():
         names = [repr(rule.name) for rule in rules if word in rule.spec]
@@ -385,18 +413,7 @@ def _database_problems(using: str) -> Iterator[CheckMessage]:
             yield ABSENT_ANNEX.message(f"{text} installed.", right=install(annex))
     with suppress(ImproperlyConfigured):
         yield from _no_waiting_time([rule.spec for rule in rules])
-    unused = []
-    for rule in rules:
-        with suppress(RuleError):  # `health` reports it.
-            compiled = rule.compiled()
-            if compiled.counts_missing_bodies and rule.mode != "off":
-                yield _no_method(f"Rule {rule.name!r}")
-            if compiled.is_for_requests and rule.mode != "off":
-                unused.append(repr(rule.name))
-    if unused and MIDDLEWARE not in settings.MIDDLEWARE and not is_installed("gateway"):
-        yield UNUSED_RULES.message(
-            f"The middleware that applies rules of the admin is missing: {', '.join(unused)}."
-        )
+    yield from _row_problems(rules)
     number = RateLimitOverride.objects.using(using).lasting().count()
     if number > MAX_OVERRIDES:
         yield MANY_OVERRIDES.message(
@@ -410,3 +427,23 @@ def _database_problems(using: str) -> Iterator[CheckMessage]:
                 f"The rules under RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belong to "
                 f"the database {owner}; the id of this database is {own or 'not set yet'}."
             )
+
+
+def _row_problems(rows: Iterable[RateLimitRule]) -> Iterator[CheckMessage]:
+    """Report rows that count requests without a body as one, or that no middleware applies."""
+    unused = []
+    for row in rows:
+        try:
+            rule = row.compiled()
+        except RuleError:  # `health` reports it.
+            continue
+        if rule.mode == "off":
+            continue
+        if rule.counts_missing_bodies:
+            yield _no_method(f"Rule {row.name!r}")
+        if rule.is_for_requests:
+            unused.append(repr(row.name))
+    if unused and MIDDLEWARE not in settings.MIDDLEWARE and not is_installed("gateway"):
+        yield UNUSED_RULES.message(
+            f"The middleware that applies rules of the admin is missing: {', '.join(unused)}."
+        )

@@ -334,7 +334,10 @@ def default_group(view: Any) -> str:
 
 def _class_group(view: Any, cls: type) -> str:
     """Return the default group of a class-based view, with the actions of a `ViewSet`."""
-    name = f"{cls.__module__}.{cls.__qualname__}"
+    name = cls.__qualname__
+    if name.rpartition(".")[2] != cls.__name__:
+        name = cls.__name__  # DRF names the class of an `@api_view` like its function.
+    name = f"{cls.__module__}.{name}"
     actions = getattr(view, "actions", None)
     if isinstance(actions, dict):
         name += "." + ",".join(sorted(set(actions.values())))

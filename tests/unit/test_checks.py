@@ -7,7 +7,7 @@ import inspect
 import random
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.decorators import login_required
@@ -21,6 +21,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
+from rest_framework.decorators import api_view, throttle_classes
 
 from django_ratelimit_lua import UNSAFE, checks, ratelimit
 from django_ratelimit_lua.checks import Problem, check_cache, check_paths, check_settings
@@ -29,6 +30,7 @@ from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.rate import LimitError, Rate
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import get_store
+from django_ratelimit_lua.throttling import ScopedRateThrottle
 from django_ratelimit_lua.views.call_sites import CallSite, known_call_sites
 from tests.examples import examples
 from tests.urls import AUTHENTICATION, LIMITS, SESSIONS
@@ -298,6 +300,25 @@ def test_a_view_that_counts_anonymous_clients_as_one_is_a_warning(
     assert messages("W010", "urls") == []
     monkeypatch.setattr(view, "login_required", False, raising=False)
     assert len(messages("W010", "urls")) == is_said
+
+
+def test_a_throttle_scope_without_a_rate_is_a_warning(settings: Any) -> None:
+    """It names the view and the scopes that have a rate, which a request would name too late."""
+
+    class Scoped(ScopedRateThrottle):
+        THROTTLE_RATES: ClassVar = {"uploads": "5/m"}
+
+    @api_view()
+    @throttle_classes([Scoped])
+    def export(request: Any) -> None: ...
+
+    export.cls.throttle_scope = "uploads"
+    settings.ROOT_URLCONF = urls(path("export", export))
+    assert messages("W043", "urls") == []
+    export.cls.throttle_scope = "exports"
+    (message,) = messages("W043", "urls")
+    assert "export: " in message.msg
+    assert "'exports' scope; DEFAULT_THROTTLE_RATES has: uploads" in message.msg
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from django.contrib.auth.mixins import LoginRequiredMixin
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
+from rest_framework.decorators import api_view
 from rest_framework.generics import ListCreateAPIView, UpdateAPIView
 from rest_framework.viewsets import ModelViewSet
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.views.inspection import inspect_view, is_behind_login
+from django_ratelimit_lua.views.inspection import default_group, inspect_view, is_behind_login
 
 limited = ratelimit(key="ip", rate="5/m")
 hourly = ratelimit(key="ip", rate="50/h")
@@ -191,3 +192,16 @@ def test_a_login_before_a_limit_is_detected(view: Any, is_behind: bool, settings
     assert is_behind_login(view, inspect_view(view, "GET").stacks[0]) is is_behind
     settings.MIDDLEWARE = ["django.contrib.auth.middleware.LoginRequiredMiddleware"]
     assert is_behind_login(view, inspect_view(view, "GET").stacks[0])
+
+
+def test_views_of_functions_in_drf_have_groups_of_their_own() -> None:
+    """The group of an `@api_view` is its function, so two views do not share a count."""
+
+    @api_view()
+    def search(request: Any) -> None: ...
+
+    @api_view()
+    def export(request: Any) -> None: ...
+
+    groups = [default_group(view) for view in (search, export)]
+    assert groups == [f"{__name__}.search", f"{__name__}.export"]
