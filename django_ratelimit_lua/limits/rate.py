@@ -139,12 +139,12 @@ class Rate:
         match = _FORM.fullmatch(value)
         if not match or match[4] not in _UNITS:
             raise LimitError(_BAD_RATE, rate=value)
-        count, unit = match[1], match[4]
-        times = match[2] or match[3] or ""
+        count, times_after_slash, times_after_per, unit = match.groups()
+        times = times_after_slash or times_after_per or "1"
         if len(count) > 15 or len(times) > 15:
             raise LimitError(_TOO_LARGE, rate=value, most=cls.MAX_UNITS)
-        period = int(times or 1) * _UNITS[unit]
-        if not period:
+        period = int(times) * _UNITS[unit]
+        if period == 0:
             raise LimitError(_NO_PERIOD, rate=value)
         return cls._build(value, int(count), period)
 

@@ -295,27 +295,27 @@ class SharedConnection:
                 future.set_result(answer)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close the connection.
-
-        The first waiting caller gets the error. The others get an error with the first one in its
-        message.
-        """
+        """Close the connection, because of an error or because it is not needed."""
         if self.error is not None:
             return
-        self.error = error = error or RedisConnectionError("closed")
+        self.error = error or RedisConnectionError("closed")
         self.is_usable = False
         self._connection.abort()
         if self._watch is not None:
             self._watch.cancel()
+        self._fail_pending(self.error)
+
+    def _fail_pending(self, error: BaseException) -> None:
+        """Give the first waiting caller the error, and the others an error that contains it."""
         if not isinstance(error, Exception):
             error = RedisConnectionError("the event loop has ended")
-        others_error = f"the connection was closed before the reply: {error}"
+        message = f"the connection was closed before the reply: {error}"
         for _, future, deadline, began in (*self._waiting, *self._to_send):
             if not future.done():
                 deadline.spend(began, deadline.left)
                 with suppress(RuntimeError):  # The loop is closed.
                     future.set_exception(to_redis_error(error))
-                error = RedisConnectionError(others_error)
+                error = RedisConnectionError(message)
         self._waiting.clear()
         self._to_send.clear()
 
@@ -430,13 +430,17 @@ class AsyncConnections:
     def exchange(self, command: Command[T], deadline: Deadline) -> Awaitable[T]:
         """Send a command and return the answer; see `LoopConnections.exchange`."""
         loop = asyncio.get_running_loop()
-        connections = self._loops.get(loop)
-        if connections is None:
-            for other in list(self._loops):
-                if other.is_closed():
-                    with suppress(KeyError):  # Another thread was faster.
-                        self._loops.pop(other).close()
-            # A loop that has ended is dropped at once: it may refer to its last requests.
-            loop_ended = partial(self._loops.pop, loop, None)
-            connections = self._loops[loop] = self._new_connections(loop_ended)
+        connections = self._loops.get(loop) or self._add_loop(loop)
         return connections.exchange(command, deadline)
+
+    def _add_loop(self, loop: asyncio.AbstractEventLoop) -> LoopConnections:
+        """Return new connections for an event loop, and drop those of loops that were closed."""
+        for other in list(self._loops):
+            if other.is_closed():
+                with suppress(KeyError):  # Another thread was faster.
+                    self._loops.pop(other).close()
+        # A loop that has ended is dropped at once: it may refer to its last requests.
+        loop_ended = partial(self._loops.pop, loop, None)
+        connections = self._new_connections(loop_ended)
+        self._loops[loop] = connections
+        return connections

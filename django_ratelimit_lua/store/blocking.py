@@ -213,23 +213,30 @@ class Subscription:
         self.received_at = float("-inf")
         params = ConnectionParams.of(conf.USE_CACHE)
         self._is_complete = not params.nodes
+        """Whether a server that replies to a PING has sent all earlier messages."""
         if params.nodes:
             params = params.at(chance.choice(params.nodes))
         self._subscriber = Connection(params, LastReply())
         self._pinged_at = float("-inf")
-        self._is_open = self._is_pinged = False
+        self._is_pinged = False
+        self._is_open = False
         try:
-            # A test, which no process receives. It fails for a user without the right to publish,
-            # which other processes then lack as well.
-            self._subscriber.execute(plain_command(b"PUBLISH", channel + b":test", b""), deadline)
-            self._send_bytes(encode(b"SUBSCRIBE", channel))
-            if not deadline.wait(self._read_confirmation):
-                raise RedisConnectionError("no reply to SUBSCRIBE")
-            sock = self._connection.deadline_socket.sock
-            self._twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
-            self._twin.settimeout(0.0)
+            self._subscribe(deadline)
         except (RedisError, OSError) as error:
             raise self._close_after(error) from error
+
+    def _subscribe(self, deadline: Deadline) -> None:
+        """Connect and subscribe. Raises the errors of redis-py."""
+        # A test, which no process receives. It fails for a user without the right to publish, which
+        # other processes then lack as well.
+        test = plain_command(b"PUBLISH", self.channel + b":test", b"")
+        self._subscriber.execute(test, deadline)
+        self._send_bytes(encode(b"SUBSCRIBE", self.channel))
+        if not deadline.wait(self._read_confirmation):
+            raise RedisConnectionError("no reply to SUBSCRIBE")
+        sock = self._connection.deadline_socket.sock
+        self._twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
+        self._twin.settimeout(0.0)
 
     def has_news(self) -> bool:
         """Return whether there is a message to receive, or the connection has ended.
