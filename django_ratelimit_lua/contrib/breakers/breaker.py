@@ -100,29 +100,32 @@ class CircuitBreaker:
             self._read_number("failures", failures)
         elif failure_ratio is None:
             raise self._error("would never open: set failure_ratio or failures")
-        if failure_ratio is not None:
-            is_number = type(failure_ratio) in (int, float)
-            if not is_number or not 1 / MILLION <= failure_ratio <= 1:
-                raise self._error(f"failure_ratio is {failure_ratio!r}: must be from 0.000001 to 1")
-        self._shared = SharedState(
-            name,
-            Thresholds(
-                width_us=self._read_time("window", window) // PARTS,
-                minimum=self._read_number("minimum", minimum),
-                ratio_ppm=round((failure_ratio or 0) * MILLION),
-                open_us=self._read_time("open_for", open_for),
-                probes=self._read_number("probes", probes),
-            ),
-            failures,
+        thresholds = Thresholds(
+            width_us=self._read_time("window", window) // PARTS,
+            minimum=self._read_number("minimum", minimum),
+            ratio_ppm=self._read_ratio(failure_ratio),
+            open_us=self._read_time("open_for", open_for),
+            probes=self._read_number("probes", probes),
         )
+        self._shared = SharedState(name, thresholds, failures)
 
     def __repr__(self) -> str:
         return f"<CircuitBreaker {self.name!r}: {self.forced or self.state}>"
 
     def _error(self, text: str) -> LimitError:
+        """Return an error that names the breaker."""
         return LimitError(f"Breaker {self.name!r}: {text}")
 
+    def _read_ratio(self, ratio: float | None) -> int:
+        """Return the failure ratio in parts per million; 0 if it does not matter."""
+        if ratio is None:
+            return 0
+        if type(ratio) not in (int, float) or not 1 / MILLION <= ratio <= 1:
+            raise self._error(f"failure_ratio is {ratio!r}: must be from 0.000001 to 1")
+        return round(ratio * MILLION)
+
     def _read_time(self, option: str, value: Time) -> int:
+        """Return a time in microseconds. Raises `LimitError` if it is invalid."""
         try:
             time = time_us(value)
         except LimitError as error:
@@ -132,11 +135,13 @@ class CircuitBreaker:
         return time
 
     def _read_number(self, option: str, value: int) -> int:
+        """Return a whole number. Raises `LimitError` if it is invalid."""
         if type(value) is not int or not 1 <= value <= MAX_NUMBER:
             raise self._error(f"{option} is {value!r}: must be from 1 to {MAX_NUMBER}")
         return value
 
     def _read_exceptions(self, ignore: Ignored) -> tuple[type[Exception], ...]:
+        """Return exception classes. Raises `LimitError` if one is not."""
         kinds = tuple(ignore) if isinstance(ignore, (list, tuple)) else (ignore,)
         for kind in kinds:
             if not isinstance(kind, type) or not issubclass(kind, BaseException):
@@ -211,47 +216,49 @@ class Call:
         self.is_allowed = False
 
     def __enter__(self) -> Call:
-        ticket = self._known_ticket()
+        ticket = self._find_ticket()
         if ticket is None:
-            ticket = run(self._shared.allow())
+            ticket = run(self._shared.request_ticket())
         return self._begin(ticket)
 
     async def __aenter__(self) -> Call:
-        ticket = self._known_ticket()
+        ticket = self._find_ticket()
         if ticket is None:
-            ticket = await arun(self._shared.allow())
+            ticket = await arun(self._shared.request_ticket())
         return self._begin(ticket)
 
-    def _known_ticket(self) -> Ticket | None:
+    def _find_ticket(self) -> Ticket | None:
+        """Return the ticket by the received state; None if the state must be requested."""
         if self.is_allowed:
             raise RuntimeError("A call can begin only once: use `with breaker.call()` for each.")
-        return self._shared.allow_by_known_state()
+        return self._shared.allow_by_received_state()
 
     def _begin(self, ticket: Ticket) -> Call:
+        """Begin the call that a ticket allows."""
         self._ticket = ticket
         self._began = Clock.monotonic()
         self.is_allowed = True
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        result = self._end(error)
+        result = self._count_end(error)
         if result:
             run(self._shared.report(self._ticket.version, result))
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        result = self._end(error)
+        result = self._count_end(error)
         if result:
             await arun(self._shared.report(self._ticket.version, result))
 
-    def _end(self, error: BaseException | None) -> bytes:
+    def _count_end(self, error: BaseException | None) -> bytes:
         """Count the call. Return the result to report at once, or an empty string."""
         if not self.is_allowed:
             raise RuntimeError("This call has not begun: use `with breaker.call()`.")
         if isinstance(error, NO_RESULT):
             return b""
-        is_failure = Clock.monotonic() - self._began > self._breaker.slow
-        if error is not None and not isinstance(error, self._breaker.ignore) and not is_failure:
-            if not isinstance(error, Exception):
-                return b""  # It was cancelled before it was slow.
-            is_failure = True
-        return self._shared.count(self._ticket, is_failure)
+        was_slow = Clock.monotonic() - self._began > self._breaker.slow
+        is_expected = error is None or isinstance(error, self._breaker.ignore)
+        was_cancelled = not is_expected and not isinstance(error, Exception)
+        if was_cancelled and not was_slow:
+            return b""
+        return self._shared.count_call(self._ticket, was_slow or not is_expected)

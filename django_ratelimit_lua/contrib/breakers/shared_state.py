@@ -98,6 +98,10 @@ class SharedState:
 
     - `state`: closed, open or half-open;
     - `forced`: the state that an operator has forced (open or closed), or an empty string.
+
+    Until the moment `_until` (monotonic), calls are allowed or stopped by `_allows`, without a
+    request. Then the state must be requested. `_ticket` has the version of the state, to which the
+    counts `_calls`, `_failed` and `_failed_in_row` belong.
     """
 
     def __init__(self, name: str, thresholds: Thresholds, failures: int | None) -> None:
@@ -114,6 +118,7 @@ class SharedState:
         _states[id(self)] = self
 
     def _warn_of_other_options(self) -> None:
+        """Log once if another breaker of this process has the same name and other options."""
         for state in shared_states():
             is_other = state.name == self.name and state._options != self._options
             if is_other and self.name not in _warned:
@@ -134,20 +139,20 @@ class SharedState:
         self._allows = False
         self._until = self._received_at = self._used_at = self._registered_at = NEVER
         self._is_used = False
-        self._calls = self._failed = self._in_row = 0
+        self._calls = self._failed = self._failed_in_row = 0
 
-    def obey(self, forced: str) -> None:
-        """Use the state that an operator has forced, or else the breaker's own."""
+    def set_forced(self, forced: str) -> None:
+        """Use the state that an operator has forced, or the breaker's own if it is empty."""
         with self._lock:
             if forced:
-                self._use(forced == "closed", Clock.monotonic() + TRUST_SECONDS)
+                self._decide_until(Clock.monotonic() + TRUST_SECONDS, allows=forced == "closed")
             elif self.forced:
-                self._until = NEVER
+                self._until = NEVER  # The breaker's own state must be requested.
             self.forced = forced
 
     # Calls
 
-    def allow_by_known_state(self) -> Ticket | None:
+    def allow_by_received_state(self) -> Ticket | None:
         """Return the ticket of a call if the breaker is known to be closed.
 
         Return None if the state must be requested. Raise `CircuitOpen` if it is known to be open.
@@ -157,14 +162,15 @@ class SharedState:
             return None
         if self._allows:
             return self._ticket
-        raise self._stopped()
+        raise self._stopped_error()
 
-    def _stopped(self) -> CircuitOpen:
+    def _stopped_error(self) -> CircuitOpen:
+        """Return the error of a stopped call, with the time until the next request."""
         if self.forced:
             return CircuitOpen(self.name)
         return CircuitOpen(self.name, max(0.0, self._until - Clock.monotonic()))
 
-    def allow(self) -> Waiting[Ticket]:
+    def request_ticket(self) -> Waiting[Ticket]:
         """Request the state, and return the ticket of a call. Raises `CircuitOpen`."""
         if not conf.ENABLE:
             return Ticket(NO_VERSION)
@@ -174,16 +180,16 @@ class SharedState:
             load = partial(provider.refresh_ruleset, Deadline(conf.TIMEOUT))
             with suppress(StoreError):
                 yield Wait(load, sync_to_async(load))
-        self.obey(forced_states().get(self.name, ""))
+        self.set_forced(forced_states().get(self.name, ""))
         if not self.forced:
             probe = yield from self._exchange(asks=True)
             if probe is not None:
                 return probe
         if self._allows:
             return self._ticket
-        raise self._stopped()
+        raise self._stopped_error()
 
-    def count(self, ticket: Ticket, is_failure: bool) -> bytes:
+    def count_call(self, ticket: Ticket, is_failure: bool) -> bytes:
         """Count a call that has ended. Return the result to report at once, or an empty string."""
         self._is_used = True
         if ticket.is_probe:
@@ -195,14 +201,14 @@ class SharedState:
                 return b""  # It was allowed before the state changed.
             self._calls += 1
             if not is_failure:
-                self._in_row = 0
+                self._failed_in_row = 0
                 return b""
             self._failed += 1
-            self._in_row += 1
-            if self._in_row != self._failures:
-                return b""
-            self._in_row = 0
-            return b"failed"
+            self._failed_in_row += 1
+            if self._failed_in_row == self._failures:
+                self._failed_in_row = 0
+                return b"failed"
+            return b""
 
     # Redis
 
@@ -226,8 +232,11 @@ class SharedState:
         asks: bool = False,
         deadline: Deadline | None = None,
     ) -> Waiting[Ticket | None]:
-        """Call the script and use its reply. Return the ticket of a probe, if it grants one."""
-        arguments = self._arguments(version, result, asks)
+        """Call the script and use its reply. Return the ticket of a probe, if it grants one.
+
+        `asks`: whether to request a probe. If Redis is unavailable, calls are allowed for a while.
+        """
+        arguments = self._take_arguments(version, result, asks)
         store = get_store(background=deadline is not None)
         deadline = deadline or Deadline(conf.TIMEOUT)
         keys = [state_key(self.tag)]
@@ -242,26 +251,28 @@ class SharedState:
             with self._lock:
                 now = Clock.monotonic()
                 if now >= self._until:
-                    self._use(True, now + OUTAGE_SECONDS)
+                    self._decide_until(now + OUTAGE_SECONDS, allows=True)
             return None
-        state, number, wait, is_probe, is_changed = reply
-        self._receive(state.decode(), number, wait / SECOND, sent_at)
+        state, new_version, wait, is_probe, is_changed = reply
+        self._receive(state.decode(), new_version, wait / SECOND, sent_at)
         if is_changed:
             level = logging.WARNING if state == b"open" else logging.INFO
             logger.log(level, "The breaker %r is %s", self.name, state.decode())
         if is_probe:
-            return Ticket(number, is_probe=True)
+            return Ticket(new_version, is_probe=True)
         return None
 
-    def _arguments(self, version: int, result: bytes, asks: bool) -> list[bytes]:
+    def _take_arguments(self, version: int, result: bytes, asks: bool) -> list[bytes]:
+        """Return the arguments of the script, and begin new counts."""
         with self._lock:
-            counts = self._calls, self._failed
+            calls, failed = self._calls, self._failed
             self._calls = self._failed = 0
             return [
                 b"",
                 b"%d" % self._ticket.version,
                 self._state_to_restore(),
-                *(b"%d" % count for count in counts),
+                b"%d" % calls,
+                b"%d" % failed,
                 result,
                 b"%d" % version,
                 b"%d" % asks,
@@ -281,27 +292,35 @@ class SharedState:
         return b"open"
 
     def _receive(self, state: str, version: int, wait: float, sent_at: float) -> None:
+        """Use a state, unless it is older than the received one.
+
+        Args:
+            state: Closed, open or half-open.
+            version: Its version.
+            wait: Seconds until a probe may be requested, if it is not closed.
+            sent_at: The moment of the request (monotonic).
+        """
         with self._lock:
             if version < self._ticket.version:
                 return  # A later reply has arrived before.
             if version > self._ticket.version:
                 self._ticket = Ticket(version)
-                self._calls = self._failed = self._in_row = 0
+                self._calls = self._failed = self._failed_in_row = 0
             self.state = state
             self._received_at = sent_at
             if state == "closed":
                 wait = self._trust_seconds
             if not self.forced:
-                self._use(state == "closed", sent_at + wait)
+                self._decide_until(sent_at + wait, allows=state == "closed")
 
-    def _use(self, allows: bool, until: float) -> None:
-        """Allow or stop calls until a moment (monotonic)."""
+    def _decide_until(self, until: float, *, allows: bool) -> None:
+        """Allow or stop calls without a request until a moment (monotonic)."""
         # First, so that no call combines the new answer with the earlier moment.
         self._until = NEVER
         self._allows = allows
         self._until = until
 
-    def flush(self, deadline: Deadline) -> bool:
+    def report_if_used(self, deadline: Deadline) -> bool:
         """Report, if the breaker was called lately. Return whether it was."""
         now = Clock.monotonic()
         if self._is_used:
@@ -323,8 +342,8 @@ _warned: set[str] = set()
 
 def shared_states() -> list[SharedState]:
     """Return the states of all breakers of this process."""
-    found = (reference() for reference in _states.valuerefs())
-    return [state for state in found if state is not None]
+    references = _states.valuerefs()
+    return [state for reference in references if (state := reference()) is not None]
 
 
 def forced_states() -> Mapping[str, str]:
@@ -336,28 +355,28 @@ def forced_states() -> Mapping[str, str]:
     return forced
 
 
-def _obey() -> None:
+def _set_forced_states() -> None:
+    """Use the forced states of the rules that were loaded."""
     forced = forced_states()
     for state in shared_states():
-        state.obey(forced.get(state.name, ""))
+        state.set_forced(forced.get(state.name, ""))
 
 
 def register_name(name: str, deadline: Deadline) -> bool:
     """Record that a breaker is in use. Return whether Redis has stored it."""
     now = int(Clock.time())
     key = _names_key()
-    with suppress(StoreError):
-        get_store(background=True).execute_all(
-            [
-                (b"ZADD", key, b"%d" % now, name.encode()),
-                (b"ZREMRANGEBYSCORE", key, b"-inf", b"%d" % (now - NAME_SECONDS)),
-                (b"ZREMRANGEBYRANK", key, b"0", b"%d" % -(MAX_NAMES + 1)),
-                (b"EXPIRE", key, b"%d" % NAME_SECONDS),
-            ],
-            deadline,
-        )
-        return True
-    return False
+    commands: list[tuple[bytes, ...]] = [
+        (b"ZADD", key, b"%d" % now, name.encode()),
+        (b"ZREMRANGEBYSCORE", key, b"-inf", b"%d" % (now - NAME_SECONDS)),
+        (b"ZREMRANGEBYRANK", key, b"0", b"%d" % -(MAX_NAMES + 1)),
+        (b"EXPIRE", key, b"%d" % NAME_SECONDS),
+    ]
+    try:
+        get_store(background=True).execute_all(commands, deadline)
+    except StoreError:
+        return False
+    return True
 
 
 def read_states(others: Iterable[str] = ()) -> dict[str, str]:
@@ -368,9 +387,11 @@ def read_states(others: Iterable[str] = ()) -> dict[str, str]:
     store = get_store(background=True)
     deadline = Deadline(READ_SECONDS)
     registered = store.execute(b"ZRANGE", _names_key(), b"0", b"-1", deadline=deadline)
-    names = sorted({*(name.decode() for name in registered), *others})
+    names = sorted({*others, *[name.decode() for name in registered]})
+    if not names:
+        return {}
     commands = [(b"HGET", state_key(tag_of(name)), b"state") for name in names]
-    states = store.execute_all(commands, deadline) if commands else []
+    states = store.execute_all(commands, deadline)
     return {name: (state or b"closed").decode() for name, state in zip(names, states, strict=True)}
 
 
@@ -385,15 +406,16 @@ def receive_changes(tags: Collection[bytes]) -> None:
 def _flush(last: Deadline | None = None) -> bool:
     """Report the counts of all breakers; a `Flush` of the flusher."""
     deadline = last or Deadline(REPORT_SECONDS)
-    were_used = [state.flush(deadline) for state in shared_states()]
+    were_used = [state.report_if_used(deadline) for state in shared_states()]
     return any(were_used)
 
 
-def _forget() -> None:
+def _forget_states() -> None:
+    """Forget all states, because of another server or other keys."""
     for state in shared_states():
         state.forget()
 
 
 flusher.add(_flush, is_urgent=True)
-provider.on_new_rules.append(_obey)
-on_change(("RATELIMIT_*", "CACHES"), _forget)  # Another server, or other keys.
+provider.on_new_rules.append(_set_forced_states)
+on_change(("RATELIMIT_*", "CACHES"), _forget_states)
