@@ -31,6 +31,7 @@ def count_refusals(limit: Limit, moments: Sequence[int]) -> int:
 
 
 def _count_by_log(limit: Limit, moments: Sequence[int]) -> int:
+    """Count refusals as `sliding_log.lua` does."""
     units = limit.rate.limit
     period = limit.rate.period_us
     admitted: deque[int] = deque(maxlen=units)
@@ -44,6 +45,7 @@ def _count_by_log(limit: Limit, moments: Sequence[int]) -> int:
 
 
 def _count_by_segments(limit: Limit, moments: Sequence[int]) -> int:
+    """Count refusals as `sliding_window.lua` does."""
     units, period, length = limit.numbers(0)
     segments: deque[list[int]] = deque()  # Each: the moment of its last hit, and its units.
     used = 0
@@ -63,6 +65,7 @@ def _count_by_segments(limit: Limit, moments: Sequence[int]) -> int:
 
 
 def _count_by_window(limit: Limit, moments: Sequence[int]) -> int:
+    """Count refusals as `fixed_window.lua` does."""
     end = moments[0]
     used = 0
     refused = 0
@@ -78,6 +81,7 @@ def _count_by_window(limit: Limit, moments: Sequence[int]) -> int:
 
 
 def _count_by_bucket(limit: Limit, moments: Sequence[int]) -> int:
+    """Count refusals as `token_bucket.lua` does."""
     capacity, per_moment, per_unit, moment_us = limit.numbers(0)
     debt = 0
     at = 0

@@ -75,14 +75,12 @@ class Requests:
     _moments: dict[bytes, array[int]] = field(default_factory=lambda: defaultdict(_new_moments))
 
     def add(self, name: str, lines: Iterable[bytes]) -> None:
-        """Add the lines of a log."""
-        match = _LINE.match
-        group = _LINE.groupindex[self.key]
+        """Add the lines of a log, in the common or combined format or of JSON."""
         for line in lines:
             try:
-                if found := match(line):
-                    moment = _read_common_time(found)
-                    client = found[group]
+                if match := _LINE.match(line):
+                    moment = _read_common_time(match)
+                    client = match[self.key]
                 else:
                     moment, client = _read_object(line, self.key)
             except RepeatedRequestError:
@@ -137,38 +135,44 @@ def read_logs(names: Sequence[str], key: str, on_progress: Callable[[int, int], 
     size = 0
     for name in names:
         try:
-            with _open(name) as file:
+            with _open_log(name) as file:
                 for chunk in _read_chunks(file):
                     requests.add(name, chunk)
                     on_progress(size + _get_position(file), requests.lines)
                 size += _get_position(file)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            remedy = f"run `gzip -dc < {shlex.quote(name)} > readable.log`, and replay readable.log"
-            if name == STANDARD_INPUT:
-                name = "standard input"
-                remedy = "unpack it with `gzip -dc` in the pipe"
-            raise UnreadableLogError(
-                f"{name} is damaged: {error}. To replay the lines before the damage, {remedy}"
-            ) from error
+            raise _damage_error(name, error) from error
         except OSError as error:
             raise UnreadableLogError(str(error)) from error
     return requests
 
 
-def _open(name: str) -> io.BufferedReader:
+def _damage_error(name: str, error: Exception) -> UnreadableLogError:
+    """Return the error for a damaged log, with the command that saves its readable part."""
+    remedy = f"run `gzip -dc < {shlex.quote(name)} > readable.log`, and replay readable.log"
+    if name == STANDARD_INPUT:
+        name = "standard input"
+        remedy = "unpack it with `gzip -dc` in the pipe"
+    return UnreadableLogError(
+        f"{name} is damaged: {error}. To replay the lines before the damage, {remedy}"
+    )
+
+
+def _open_log(name: str) -> io.BufferedReader:
     if name == STANDARD_INPUT:
         return open(0, "rb", closefd=False)
     return open(name, "rb")
 
 
 def _get_position(file: io.BufferedReader) -> int:
+    """Return how many bytes of a file were read; 0 for a pipe."""
     if not file.seekable():
         return 0
     return file.tell()
 
 
 def _read_chunks(file: io.BufferedReader) -> Iterator[list[bytes]]:
-    """Yield lines, of which each is cut to the size of a chunk."""
+    """Yield the lines of each chunk of a file, unpacked and cut to the size of a chunk."""
     unpacked: io.BufferedReader | gzip.GzipFile = file
     if file.peek(2)[:2] == b"\x1f\x8b":
         unpacked = gzip.GzipFile(fileobj=file)
@@ -186,8 +190,9 @@ def _new_moments() -> array[int]:
     return array("q")
 
 
-def _read_common_time(found: re.Match[bytes]) -> int:
-    minute, second, zone = found.group("minute", "second", "zone")
+def _read_common_time(match: re.Match[bytes]) -> int:
+    """Return the microseconds since 1970 of a match of `_TIME`."""
+    minute, second, zone = match.group("minute", "second", "zone")
     return _read_minute(minute, zone) + int(second) * SECOND
 
 
@@ -199,6 +204,7 @@ def _read_minute(minute: bytes, zone: bytes) -> int:
 
 
 def _convert_seconds(seconds: float) -> int:
+    """Return a moment in microseconds. Raises `ValueError` if no log can be so old or so new."""
     if not 0 <= seconds < MAX_SECONDS:
         raise ValueError("not from 1970 to 2100")
     return round(seconds * SECOND)
@@ -210,30 +216,31 @@ def _read_object(line: bytes, key: str) -> tuple[int, bytes]:
     Raises `RepeatedRequestError`, or `ValueError`, `OverflowError` or `RecursionError` if the line
     is not a request.
     """
-    given = json.loads(line)
-    if not isinstance(given, dict):
+    members = json.loads(line)
+    if not isinstance(members, dict):
         raise ValueError("not an object")
-    if str(given.get("logger")).startswith("http.log.error"):
+    if str(members.get("logger")).startswith("http.log.error"):
         raise RepeatedRequestError
-    request = given.get("request")
+    request = members.get("request")
     if isinstance(request, dict):  # Caddy's.
-        given |= request
-    client = _find_value(given, NAMES[key])
-    if key == "user":
-        client = client or "-"
-    elif key == "path":
-        if not client:  # nginx's, the whole line of the request.
-            client = _find_value(given, ["request"]).partition(" ")[2].partition(" ")[0]
+        members |= request
+    client = _find_value(members, NAMES[key])
+    if key == "user" and not client:
+        client = "-"
+    elif key == "path" and not client:
+        # Only the first line of the request, as nginx logs it: method, path and version.
+        client = _find_value(members, ["request"]).partition(" ")[2].partition(" ")[0]
+    if key == "path":
         client = client.partition("?")[0]
     if not client:
         raise ValueError(f"no {key}")
-    return _read_moment(_find_value(given, TIMES)), client.encode()
+    return _read_moment(_find_value(members, TIMES)), client.encode()
 
 
-def _find_value(given: Mapping[str, object], names: Iterable[str]) -> str:
+def _find_value(members: Mapping[str, object], names: Iterable[str]) -> str:
     """Return the value of the first name that has one, or an empty text."""
     for name in names:
-        value = given.get(name)
+        value = members.get(name)
         if isinstance(value, bool):
             raise ValueError(f"{name} is a boolean")
         if isinstance(value, (str, int, float)) and value != "":
@@ -247,8 +254,8 @@ def _read_moment(text: str) -> int:
     >>> _read_moment("804571201.5"), _read_moment("1995-07-01T00:00:01.5-04:00")
     (804571201500000, 804571201500000)
     """
-    if found := re.fullmatch(_TIME, text.encode()):
-        return _read_common_time(found)
+    if match := re.fullmatch(_TIME, text.encode()):
+        return _read_common_time(match)
     try:
         seconds = float(text)
     except ValueError:

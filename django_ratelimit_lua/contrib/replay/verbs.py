@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -98,8 +98,9 @@ def replay(command: Printer, options: VerbOptions) -> None:
 
 
 def _print_report(command: Printer, options: VerbOptions) -> None:
+    """Print the report. Raises `CommandError` if there are no requests to count."""
     limits = [_build_limit(rate, options["algorithm"]) for rate in options["rate"]]
-    requests = _read(command, options["logs"], options["key"])
+    requests = _read_requests(command, options["logs"], options["key"])
     for example in requests.examples:
         command.warn(f"unreadable: {name_words(example, 120)}")
     clients = requests.group_by_client()
@@ -108,23 +109,17 @@ def _print_report(command: Printer, options: VerbOptions) -> None:
         if requests.anonymous:
             problem += f", and {requests.anonymous:,} have no user"
         raise CommandError(f"there are no requests to count: {problem}")
-    refused: list[tuple[Limit, Counter[str]]] = [(limit, Counter()) for limit in limits]
-    for client, moments in clients.items():
-        ordered = sorted(moments)
-        for limit, counter in refused:
-            if count := count_refusals(limit, ordered):
-                counter[client] = count
     report = {
         "lines": requests.lines,
         "unreadable": requests.unreadable,
         "anonymous": requests.anonymous,
-        "requests": sum(map(len, clients.values())),
+        "requests": sum(len(moments) for moments in clients.values()),
         "key": requests.key,
         "clients": len(clients),
-        "first": _format_moment(min(map(min, clients.values()))),
-        "last": _format_moment(max(map(max, clients.values()))),
+        "first": _format_moment(min(min(moments) for moments in clients.values())),
+        "last": _format_moment(max(max(moments) for moments in clients.values())),
         "algorithm": limits[0].algorithm,
-        "rates": [_summarize(limit, counter) for limit, counter in refused],
+        "rates": _count_by_rate(limits, clients),
     }
     if options["json"]:
         command.say(json.dumps(report, indent=2))
@@ -132,13 +127,27 @@ def _print_report(command: Printer, options: VerbOptions) -> None:
         command.say("\n".join(_format_report(report)))
 
 
+def _count_by_rate(
+    limits: Sequence[Limit], clients: Mapping[str, Sequence[int]]
+) -> list[dict[str, Any]]:
+    """Return what each limit refuses, as JSON."""
+    refused: list[Counter[str]] = [Counter() for _ in limits]
+    for client, moments in clients.items():
+        ordered = sorted(moments)
+        for limit, counter in zip(limits, refused, strict=True):
+            if count := count_refusals(limit, ordered):
+                counter[client] = count
+    return [_summarize(limit, counter) for limit, counter in zip(limits, refused, strict=True)]
+
+
 def _build_limit(rate: str, algorithm: str) -> Limit:
+    """Return the limit of a rate. Raises `CommandError` if it has no period."""
     if Rate.parse(rate).is_slots:
         raise CommandError(f"--rate {rate}: add a period, as in 10/m")
     return Limit("replay", rate, algorithm=algorithm)
 
 
-def _read(command: Printer, names: list[str], key: str) -> Requests:
+def _read_requests(command: Printer, names: list[str], key: str) -> Requests:
     """Return the requests of the logs, with a progress bar."""
     try:
         size = 0
@@ -158,7 +167,7 @@ def _format_moment(moment: int) -> str:
 
 
 def _summarize(limit: Limit, refused: Counter[str]) -> dict[str, Any]:
-    """Return what a limit refuses, as JSON."""
+    """Return the refusals of a limit by client as a JSON object."""
     most = sorted(refused.items(), key=lambda item: (-item[1], item[0]))
     return {
         "rate": str(limit.rate),
@@ -182,22 +191,26 @@ def _format_report(report: Mapping[str, Any]) -> Iterator[str]:
     if report["anonymous"]:
         yield f"left out: {count_words(report['anonymous'], 'request')} without a user"
     yield ""
-    rows = [("rate", "requests", "refused", "share", "clients refused", "most refused", "client")]
+    rows = [["rate", "requests", "refused", "share", "clients refused", "most refused", "client"]]
     for rate in report["rates"]:
-        most = [
-            (f"{each['refused']:,}", name_words(each["client"]))
-            for each in rate["most_refused"][:TABLE_CLIENTS]
-        ]
-        totals = (
-            rate["rate"],
-            f"{report['requests']:,}",
-            f"{rate['refused']:,}",
-            f"{rate['refused'] / report['requests']:.2%}",
-            f"{rate['clients_refused']:,}",
-        )
-        rows.append((*totals, *(most or [("", "")])[0]))
-        rows += [("", "", "", "", "", *each) for each in most[1:]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        rows += _build_rows(rate, report["requests"])
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for name, *numbers, client in rows:
         cells = [f"{number:>{width}}" for number, width in zip(numbers, widths[1:], strict=False)]
         yield "  ".join([f"{name:{widths[0]}}", *cells, client]).rstrip()
+
+
+def _build_rows(rate: Mapping[str, Any], requests: int) -> list[list[str]]:
+    """Return the rows of a rate: one for each client that it refuses most, but at least one."""
+    totals: list[str] = [
+        rate["rate"],
+        f"{requests:,}",
+        f"{rate['refused']:,}",
+        f"{rate['refused'] / requests:.2%}",
+        f"{rate['clients_refused']:,}",
+    ]
+    rows = []
+    for client in rate["most_refused"][:TABLE_CLIENTS]:
+        rows.append([*totals, f"{client['refused']:,}", name_words(client["client"])])
+        totals = [""] * len(totals)
+    return rows or [[*totals, "", ""]]
