@@ -113,8 +113,7 @@ class Refusal(ErrorDetails):
     - `message`: the message of the rule, or empty;
     - `reference`: see `web.reference`; may be empty;
     - `is_forbidden`: whether a block responds with 403 instead of 429. Such a response does not
-      contain the end of the block;
-    - `only_status`: the one status that the server can send; 0: any.
+      contain the end of the block.
     """
 
     page = "429.html"
@@ -124,13 +123,10 @@ class Refusal(ErrorDetails):
     retry_after: int | None
     reference: str
     is_forbidden: bool = False
-    only_status: int = 0
 
     @property
     def status(self) -> int:
         """Return the status of the response."""
-        if self.only_status:
-            return self.only_status
         if self.is_forbidden:
             return 403
         if self.reason == "busy":

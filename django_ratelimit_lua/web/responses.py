@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -110,20 +109,6 @@ def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse
     if form == "page":
         template = package_page(details.page, details.folder)
     return _add_headers(_render(request, details, form, template), details)
-
-
-def brief_refusal(
-    request: HttpRequest, decision: Decision, style: str | None = None, *, only_status: int = 0
-) -> HttpResponse:
-    """Return the response to a refused request of another server.
-
-    It is a problem document or plain text, as the client accepts. The project's pages are not used,
-    because they are not for that server. `style`: see `add_headers`; `only_status`: see `Refusal`.
-    """
-    refusal = replace(refusal_of(request, decision), only_status=only_status)
-    response = _add_headers(_render(request, refusal, accepted_form(request), None), refusal)
-    add_headers(response, decision, style)
-    return response
 
 
 def _render(request: HttpRequest, details: ErrorDetails, form: Form, template: Any) -> HttpResponse:

@@ -25,8 +25,8 @@ from ...rules.rule import EVERYONE, Rule
 from ...rules.ruleset import PathIndex, Ruleset
 from ...web.headers import limit_headers
 from ...web.plan import Place
+from ...web.refusal import refusal_of
 from ...web.request_plan import RequestPlanner
-from ...web.responses import brief_refusal
 from .conf import PROTOCOL, settings
 from .described_request import (
     DescribedRequest,
@@ -34,7 +34,7 @@ from .described_request import (
     load_user,
     read_described_request,
 )
-from .http import TOO_LARGE, Answer, Meta, is_too_large, meta_of
+from .http import TOO_LARGE, Answer, Meta, compose_refusal, is_too_large, meta_of
 from .secrets import SECRET_KEY, authenticate
 
 require("gateway")
@@ -80,13 +80,11 @@ async def answer_check(meta: Meta) -> Answer:
         decision = await adecide(planner)
     except (BadRequest, SuspiciousOperation) as error:
         return _adapt_refusal(Answer.text(400, str(error)))
-    style = conf.HEADERS or "ietf"
     if not decision:
-        refusal = brief_refusal(request, decision, style)
-        return _adapt_refusal(Answer(refusal.status_code, dict(refusal.items()), refusal.content))
+        return _adapt_refusal(compose_refusal(request, refusal_of(request, decision)))
     if decision.wait > 0:
         await await_turn(decision.wait, planner.charges)
-    return Answer(200, limit_headers(decision, style))
+    return Answer(200, limit_headers(decision, conf.HEADERS or "ietf"))
 
 
 def _adapt_refusal(answer: Answer) -> Answer:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from django.http import HttpHeaders, HttpResponse
+from django.http import HttpHeaders, HttpRequest, HttpResponse
+
+from ...conf import conf
+from ...web.headers import limit_headers
+from ...web.refusal import Refusal, language_of
+from ...web.responses import PROBLEM, accepted_form
 
 Meta = Mapping[str, Any]
 """The headers of a request and its peer, as `HttpRequest.META` has them."""
@@ -13,6 +19,7 @@ MAX_HEADERS = 256
 """Maximum number of header lines of a request; common servers take 100."""
 MAX_HEADER_BYTES = 64 * 1024
 """Maximum size of all of them; common servers take 8 to 64 KiB."""
+TEXT = "text/plain; charset=utf-8"
 _SEPARATORS = {"HTTP_COOKIE": "; "}
 
 
@@ -31,7 +38,7 @@ class Answer(NamedTuple):
     @classmethod
     def text(cls, status: int, line: str) -> Answer:
         """Return a response with a line of plain text."""
-        return cls(status, {"Content-Type": "text/plain; charset=utf-8"}, f"{line}\n".encode())
+        return cls(status, {"Content-Type": TEXT}, f"{line}\n".encode())
 
     def response(self) -> HttpResponse:
         """Return the response as one of Django.
@@ -42,6 +49,27 @@ class Answer(NamedTuple):
         response.headers["Content-Length"] = str(len(self.body))
         response._has_been_logged = True  # type: ignore[attr-defined]
         return response
+
+
+def compose_refusal(request: HttpRequest, refusal: Refusal) -> Answer:
+    """Return the response to a refused request of another server, with rate-limit headers.
+
+    It is a problem document or plain text, as the client accepts. The project's pages are not used,
+    because they are not for that server.
+    """
+    with language_of(request):
+        if accepted_form(request) == "problem":
+            content_type = PROBLEM
+            body = json.dumps(refusal.problem())
+        else:
+            content_type = TEXT
+            body = "".join(f"{line}\n" for line in refusal.lines())
+    headers = {
+        "Content-Type": content_type,
+        **refusal.headers(),
+        **limit_headers(refusal.decision, conf.HEADERS or "ietf"),
+    }
+    return Answer(refusal.status, headers, body.encode())
 
 
 TOO_LARGE = Answer.text(

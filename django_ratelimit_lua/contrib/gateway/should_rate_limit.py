@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -28,11 +28,12 @@ from ...rules.ruleset import Ruleset
 from ...web.headers import limit_headers
 from ...web.overrides import RequestSubjects, find_overrides, override_fields
 from ...web.plan import Party, Planner
+from ...web.refusal import Refusal, refusal_of
 from ...web.request_plan import is_never_banned
-from ...web.responses import brief_refusal
 from . import protocol
 from .described_request import ReportedUser, log_in
 from .descriptors import ADDRESS, find_rule
+from .http import compose_refusal
 from .protocol import PERIODS, DescriptorCharge
 
 UNLIMITED = 2**32 - 1
@@ -96,6 +97,14 @@ class DescriptorRequest(HttpRequest):
             query[name] = value
         elif key in registered_keys():
             request_state(self).key_values[key] = value
+
+
+class OverLimitRefusal(Refusal):
+    """A refusal with the one status that Envoy sends to a client that is over a limit."""
+
+    @property
+    def status(self) -> int:
+        return 429
 
 
 class DescriptorResult:
@@ -201,14 +210,15 @@ def _build_limit(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str)
 
 def _compose_response(results: Sequence[DescriptorResult], decision: Decision) -> Any:
     """Return the `RateLimitResponse`, with a status for each descriptor."""
-    style = conf.HEADERS or "ietf"
     response = protocol.Response(overall_code=protocol.OK)
-    headers = limit_headers(decision, style)
+    headers: Mapping[str, str] = limit_headers(decision, conf.HEADERS or "ietf")
     if not decision.allowed:
-        refusal = brief_refusal(_refused_request(results), decision, style, only_status=429)
-        headers = dict(refusal.items())
+        request = _refused_request(results)
+        refusal = OverLimitRefusal(**vars(refusal_of(request, decision)))
+        answer = compose_refusal(request, refusal)
+        headers = answer.headers
         response.overall_code = protocol.OVER_LIMIT
-        response.raw_body = refusal.content
+        response.raw_body = answer.body
     for result in results:
         _write_status(response.statuses.add(), result)
     for key, value in headers.items():
