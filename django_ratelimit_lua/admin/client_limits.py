@@ -279,6 +279,7 @@ class _ClientPlanner(Planner):
     ignores_blocks = True
 
     def __init__(self, charges: Sequence[DecidedCharge], overrides: Sequence[Override]) -> None:
+        """Plan one charge for each counter, at the rates of these overrides."""
         super().__init__("peek")
         by_counter: dict[tuple[bytes, bytes], DecidedCharge] = {}
         for planned in charges:

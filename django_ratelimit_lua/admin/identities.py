@@ -112,6 +112,7 @@ def _find_users(keys: Sequence[str]) -> dict[str, User]:
 def _readable_part(
     request: HttpRequest, kind: str, value: str, users: Mapping[str, User]
 ) -> ReadablePart:
+    """Return a part of an identity in words. A user in `users` is named, with a link."""
     if kind == "user" and value in users:
         user = _("user %(user)s") % {"user": users[value]}
         return ReadablePart(user, _user_url(request, users[value]), is_known_user=True)

@@ -266,6 +266,7 @@ class OverrideAdmin(ActingAdmin):
         return super().has_module_permission(request) or self.has_block_permission(request)
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save an override. A new one that exists already becomes the existing one."""
         if change:
             super().save_model(request, obj, form, change)
             return

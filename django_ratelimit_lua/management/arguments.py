@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from http.cookies import CookieError
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes, urlencode
 
 from django.apps import apps
@@ -28,6 +28,9 @@ from ..operations.explain import Explanation
 from ..operations.formatting import local_moment
 from ..operations.subjects import Subject, find_user
 from .verbs import Argument, VerbOptions
+
+if TYPE_CHECKING:
+    from django.test import RequestFactory
 
 _FIELDS = {
     "header": ("header", ":", "may be repeated"),
@@ -224,16 +227,14 @@ def build_request(
     Args:
         path: Its path, with a query.
         method: Its HTTP method.
-        address: Its address.
+        address: Its address; None: that of a test request.
         user: The signed-in user.
-        host: Its host.
-        fields: Its values, as pairs of a field and a value.
+        host: Its host; None: that of a test request.
+        fields: The values that the client sends.
 
     Raises:
         LimitError: The request is impossible.
     """
-    from django.test import RequestFactory  # Which imports Django's test cases.
-
     sent: dict[str, list[tuple[str, str]]] = defaultdict(list)
     key_values = {}
     for field, value in fields:
@@ -244,12 +245,7 @@ def build_request(
             sent[kind].append((name, value))
     if sent["json"] and sent["post"]:
         raise LimitError("A body cannot have both form fields and JSON fields")
-    factory = RequestFactory(headers=dict(sent["header"]))
-    for name, value in sent["cookie"]:
-        try:
-            factory.cookies[name] = value
-        except CookieError as error:
-            raise LimitError(f"cookie {name!r}: {error}") from error
+    factory = _make_factory(sent["header"], sent["cookie"])
     body, content_type = _make_body(sent["post"], sent["json"])
     meta = _make_meta(path, sent["get"], address, host)
     request: HttpRequest = factory.generic(method, "/", body, content_type, **meta)
@@ -260,6 +256,19 @@ def build_request(
     request.user = user or AnonymousUser()
     request_state(request).key_values |= key_values
     return request
+
+
+def _make_factory(headers: Fields, cookies: Fields) -> RequestFactory:
+    """Return a factory of requests with these headers and cookies. May raise `LimitError`."""
+    from django.test import RequestFactory  # Which imports Django's test cases.
+
+    factory = RequestFactory(headers=dict(headers))
+    for name, value in cookies:
+        try:
+            factory.cookies[name] = value
+        except CookieError as error:
+            raise LimitError(f"cookie {name!r}: {error}") from error
+    return factory
 
 
 def _make_meta(

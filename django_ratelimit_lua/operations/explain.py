@@ -143,6 +143,7 @@ class _Explainer:
             self._explain_view(match)
 
     def _explain_rules(self) -> None:
+        """Explain the rules, or note that no middleware applies them."""
         has_middleware = _has_middleware()
         planner = RequestPlanner(
             self.request,
@@ -390,13 +391,20 @@ def reset_counts(
     run(forgetting(build_call(charges, "peek"), strict=True))
     used = [state.name for state in counted.limits if state.used or state.reset_after]
     if used:
-        clients: dict[str, Sequence[Part]] = {}
-        for limit in limits:
-            digest = limit.charge.digest.decode()
-            identity = limit.planned.identity
-            clients[digest] = who.get(digest, ()) if identity is None else display_name(identity)
-        record_action(RateLimitChange.Action.ENDED, used, clients)
+        record_action(RateLimitChange.Action.ENDED, used, _name_clients(limits, who))
     return list(dict.fromkeys(used))
+
+
+def _name_clients(
+    limits: Sequence[ExplainedLimit], recorded: Mapping[str, Name]
+) -> dict[str, Sequence[Part]]:
+    """Return the names of the clients of limits: of their identities, or the recorded ones."""
+    names: dict[str, Sequence[Part]] = {}
+    for limit in limits:
+        digest = limit.charge.digest.decode()
+        identity = limit.planned.identity
+        names[digest] = recorded.get(digest, ()) if identity is None else display_name(identity)
+    return names
 
 
 def unique_charges(charges: Sequence[Charge]) -> list[Charge]:

@@ -34,31 +34,30 @@ class Command(Printer):
     help = "Shows and changes rate limits and their counts."
 
     def add_arguments(self, parser: CommandParser) -> None:
+        """Add a parser for each verb, and for each group of verbs, such as `bans`."""
         for extension in extensions:
             for module in extension.verbs:
                 import_module(module)
-        groups = {"": _verbs_of(parser, required=False)}
+        groups = {"": _add_verbs(parser, required=False)}
         for name, verb in verbs.items():
             group, _space, word = name.rpartition(" ")
             if group not in groups:
-                members = [
-                    other.removeprefix(f"{group} ")
-                    for other in verbs
-                    if other.startswith(f"{group} ")
-                ]
-                parser_of_group = groups[""].add_parser(group, help=", ".join(members))
-                groups[group] = _verbs_of(parser_of_group, required=True)
-            own = groups[group].add_parser(word, help=verb.help, description=verb.help)
-            own.register("action", None, StoreOnce)
-            for add in verb.arguments:
-                add(own)
-            own.set_defaults(verb=verb)
+                start = f"{group} "
+                words = [other.removeprefix(start) for other in verbs if other.startswith(start)]
+                group_parser = groups[""].add_parser(group, help=", ".join(words))
+                groups[group] = _add_verbs(group_parser, required=True)
+            verb_parser = groups[group].add_parser(word, help=verb.help, description=verb.help)
+            verb_parser.register("action", None, StoreOnce)
+            for add_argument in verb.arguments:
+                add_argument(verb_parser)
+            verb_parser.set_defaults(verb=verb)
 
     def handle(self, *args: object, verb: Verb | None = None, **options: object) -> None:
+        """Run a verb, or list all of them. Expected errors are printed without a traceback."""
         if verb is None:
             width = max(map(len, verbs))
-            for each in verbs.values():
-                self.say(f"{each.name:{width}}  {each.help}")
+            for known in verbs.values():
+                self.say(f"{known.name:{width}}  {known.help}")
             return
         try:
             with acting(f"ratelimit {verb.name}"):
@@ -78,22 +77,23 @@ class Command(Printer):
             raise CommandError(problem) from error
 
 
-def _verbs_of(parser: Any, *, required: bool) -> Any:
-    """Return the collection of verbs. For a misspelt verb, the error names the closest match."""
-    added = parser.add_subparsers(required=required, metavar="verb")
-    error = parser.error
+def _add_verbs(parser: Any, *, required: bool) -> Any:
+    """Return a collection of verbs that is added to a parser, whose errors name the closest one."""
+    subparsers = parser.add_subparsers(required=required, metavar="verb")
+    report_error = parser.error
 
-    def suggest(message: str) -> None:
+    def suggest_verb(message: str) -> None:
+        """Report an error. For a misspelt verb, name the closest one or its optional app."""
         misspelt = re.match("argument verb: invalid choice: '([^']*)'", message)
         if misspelt is not None:
             word = misspelt[1]
             annex = VERBS_OF_ANNEXES.get(word)
-            near = get_close_matches(word, added.choices, 1)
+            near = get_close_matches(word, subparsers.choices, 1)
             if annex and not is_installed(annex):
                 message = f"the app of the verb {word!r} is not installed. {install(annex)}"
             elif near:
                 message = f"there is no verb {word!r}; did you mean {near[0]!r}?"
-        error(message)
+        report_error(message)
 
-    parser.error = suggest
-    return added
+    parser.error = suggest_verb
+    return subparsers

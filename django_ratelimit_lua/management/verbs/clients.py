@@ -79,6 +79,7 @@ def _list_bans(command: Printer, options: VerbOptions) -> None:
     ),
 )
 def _lift_listed_bans(command: Printer, options: VerbOptions) -> None:
+    """Lift the bans of a limit or of an identity. All of them only with `--all`."""
     prefix = options["identity"] or ""
     is_clear = bool(prefix) != options["all"]
     if not is_clear or 0 < len(prefix) < MIN_LENGTH:
@@ -149,6 +150,7 @@ def _list_overrides(command: Printer, options: VerbOptions) -> None:
     argument("--reason", default="", help="the reason, stored with the override"),
 )
 def _block_client(command: Printer, options: VerbOptions) -> None:
+    """Add an override that blocks the subject, unless an equal one exists."""
     subject = parse_subject(options)
     rule = options["rule"]
     if rule and rule not in rule_names():
@@ -172,6 +174,7 @@ def _block_client(command: Printer, options: VerbOptions) -> None:
     add_subject,
 )
 def _unblock_client(command: Printer, options: VerbOptions) -> None:
+    """End the blocks of the subject, and print those of larger networks, which stay."""
     subject = parse_subject(options)
     blocks = subject.find_blocks()
     end_overrides(blocks)
@@ -191,8 +194,9 @@ def _unblock_client(command: Printer, options: VerbOptions) -> None:
     argument("--limit", action="append", metavar="NAME", help="only this limit; may be repeated"),
 )
 def _reset_request(command: Printer, options: VerbOptions) -> None:
+    """Reset the counts under the named limits of the request, or under all of them."""
     explanation = explain(parse_request(options))
-    names = {limit.name: None for limit in explanation.limits}
+    names = list(dict.fromkeys(limit.name for limit in explanation.limits))
     wanted = options["limit"] or names
     unknown = ", ".join(repr(name) for name in sorted(wanted) if name not in names)
     if unknown:

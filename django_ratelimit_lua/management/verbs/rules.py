@@ -66,6 +66,7 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
     argument("name"),
 )
 def _show_rule(command: Printer, options: VerbOptions) -> None:
+    """Print the rule and the limits in the code of a name, with their overrides."""
     name = options["name"]
     rule = provider.reload_ruleset().by_name.get(name)
     sites = [limit for limit in limits_named(name) if not limit.is_rule]
@@ -90,6 +91,7 @@ def _show_rule(command: Printer, options: VerbOptions) -> None:
     add_request,
 )
 def _explain_request(command: Printer, options: VerbOptions) -> None:
+    """Print what applies to the request: exemption, block, limits, notes and the decision."""
     require_urlconf()
     request = parse_request(options)
     if options["ip"] is not None and callable(conf.IP_META_KEY):
@@ -135,6 +137,7 @@ def _describe_limit(limit: ExplainedLimit) -> Iterator[str]:
     argument("--confirm", action="store_true", help="change it despite warnings"),
 )
 def _set_mode(command: Printer, options: VerbOptions) -> None:
+    """Change the mode of a rule in the admin, also of an invalid one."""
     name = options["name"]
     mode = options["mode"]
     rule = RateLimitRule.objects.filter(name=name).first()
@@ -167,6 +170,7 @@ def _export_rules(command: Printer, options: VerbOptions) -> None:
     argument("--confirm", action="store_true", help="change the rules despite warnings"),
 )
 def _import_rules(command: Printer, options: VerbOptions) -> None:
+    """Make the rules like those of a file. Rules that it lacks stay, unless `--delete` is given."""
     from .. import rules_yaml
 
     require_urlconf()
@@ -235,6 +239,7 @@ MAX_CHANGES = 20
     argument("--dry-run", action="store_true", help="only count these rows"),
 )
 def _list_changes(command: Printer, options: VerbOptions) -> None:
+    """Print the last changes, or delete (or count) rows that are older than `--prune`."""
     if options["prune"] is None:
         for change in RateLimitChange.objects.order_by("-at", "-pk")[:MAX_CHANGES]:
             what = f"{change.get_kind_display()} {change.name}: {change.get_action_display()}"
@@ -270,6 +275,7 @@ def _list_changes(command: Printer, options: VerbOptions) -> None:
     ),
 )
 def _publish_rules(command: Printer, options: VerbOptions) -> None:
+    """Publish everything again. A database with a new id has changed already if that fails."""
     take_over = options["take_over"]
     if not options["new_id"]:
         command.say(f"published revision {publish(rebuild=True, take_over=take_over)}")

@@ -72,6 +72,7 @@ def _describe_state(task: Task) -> str:
     "that fails",
 )
 def _check_health(command: Printer, options: VerbOptions) -> None:
+    """Print a decision, the tasks, the processes and the problems of this site."""
     health()  # The first decision has to connect.
     status = health()
     if not status.ok:
