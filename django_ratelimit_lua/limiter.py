@@ -146,7 +146,7 @@ class RateLimiter:
         if rule is not None and rule.group == self.name and rule.template is not None:
             limits = ()
             if rule.mode != "off":
-                limits = rule.template.in_place_of(self.limits).limits(self.name)
+                limits = rule.template.replacing(self.limits).limits(self.name)
         self._in_force = _LimitsInForce(ref(ruleset), limits, rule)
         return limits, rule
 

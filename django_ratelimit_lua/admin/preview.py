@@ -101,7 +101,7 @@ def _plotted_template(row: RateLimitRule) -> LimitTemplate:
     assert template is not None
     sites = known_call_sites.get(row.name)
     if sites and replaced_limits(row):
-        template = template.in_place_of(sites[0].limits)
+        template = template.replacing(sites[0].limits)
     return template
 
 

@@ -7,7 +7,7 @@ and in YAML. `compile` is the only check of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType
 from typing import Any, TypeVar
@@ -31,13 +31,13 @@ MAX_PATTERN_LENGTH = 1000
 MAX_PATTERNS = 50
 MAX_RATES = 10
 _NAMES = ("name", "route", "group")
-_CONTROL = "[\x00-\x1f\x7f-\x9f\u2028\u2029]"
-"""What breaks a line, or cannot be seen."""
+_CONTROL_CHARACTERS = "[\x00-\x1f\x7f-\x9f\u2028\u2029]"
+"""Characters that break a line, or are invisible."""
 _PATH = re.compile(r"(/|\*\*|\*/)[^?#]*")
 _GROUP = "group:"
 AUDIENCES = tuple(NAMES["audience"])
 
-WRONG = (ValueError, TypeError, ArithmeticError)
+_ERRORS = (ValueError, TypeError, ArithmeticError)
 """Errors that the parts of a rule raise."""
 _CHECKS: Mapping[str, Check[Any]] = {
     "route": Text("the name of a URL pattern, such as 'shop:detail'"),
@@ -49,35 +49,36 @@ _CHECKS: Mapping[str, Check[Any]] = {
 }
 """The checks of columns that need no other field."""
 T = TypeVar("T")
-_Compile = Callable[[object, object], LimitTemplate]
+_CompileRates = Callable[[object, object], LimitTemplate]
+"""Compiles rates, and options for them in addition to those of the rule."""
 
 
-class _Reader:
-    """Reads one spec, and collects its problems.
+class _SpecCompiler:
+    """Compiles one spec, and collects its problems.
 
     If `plain` is true, the spec may not refer to code, and must fit into a row.
     """
 
-    def __init__(self, given: Spec, where: str, *, plain: bool) -> None:
-        self.given = given
+    def __init__(self, spec: Spec, where: str, *, plain: bool) -> None:
+        self.spec = spec
         self.where = where
         self.plain = plain
         self.problems: list[RuleError] = []
 
-    def read(self, word: str, function: Callable[..., T], *arguments: object) -> T | None:
-        """Call a function. If it raises, record the problem of the field `word`.
+    def attempt(self, field: str, function: Callable[..., T], *arguments: object) -> T | None:
+        """Return the result of a function. If it raises, record the problem, and return None.
 
-        If the error names another field, the problem is recorded for that.
+        The problem is one of `field`, unless the error names another field.
         """
         try:
             return function(*arguments)
-        except WRONG as error:
-            self.problems.append(RuleError.of(word, error, where=self.where))
+        except _ERRORS as error:
+            self.problems.append(RuleError.of(field, error, where=self.where))
             return None
 
-    def checked(self, word: str, check: Check[Any]) -> Any:
-        """Return the value of a field as its check returns it, or None."""
-        value = self.given.get(word)
+    def check_value(self, field: str, check: Check[Any]) -> Any:
+        """Return the value of a field as its check returns it; None if the field is not set."""
+        value = self.spec.get(field)
         if value is None:
             return None
         try:
@@ -85,115 +86,108 @@ class _Reader:
         except LimitError:
             raise
         except ValueError as error:
-            raise LimitError(f"{word} is {value!r}: {error}") from None
+            raise LimitError(f"{field} is {value!r}: {error}") from None
 
-    def rule(self, name: str, pk: int | None) -> Rule:
-        given = self.given
+    def compile_rule(self, name: str, pk: int | None) -> Rule:
+        """Return the rule. Raises `RuleError` with all problems of the spec."""
+        spec = self.spec
         self.check_values()
-        route = given.get("route")
-        group = given.get("group")
-        is_bare = not given.get("path") and route is None and group is None
-        is_elsewhere = is_bare and any(map(given.get, place_options()))
-        if is_bare and not (is_elsewhere or given.get("exempt")):
+        group = spec.get("group")
+        has_place = bool(spec.get("path")) or spec.get("route") is not None or group is not None
+        is_elsewhere = not has_place and any(map(spec.get, place_options()))
+        if not (has_place or is_elsewhere or spec.get("exempt")):
             group = name
-        table = rule_options()
-        own = {word: table[word] for word in table if has_value(word, given.get(word))}
-        extra: dict[str, Any] = {
-            word: self.read(word, self.extra, word, option) for word, option in own.items()
-        }
-        paths = self.read("path", self.paths) or ()
-        audience = self.read("audience", self.audience) or (EVERYONE,)
-        methods = self.read("method", parse_methods, given.get("method"))
-        template = None
-        if given.get("exempt"):
-            methods = None
-            self.check_exemption()
-        else:
-            cost = extra.get("cost", given.get("cost"))
-            template = self.template(name, cost, needs_key=group != name and not is_elsewhere)
+        extra = self.compile_options()
+        cost = extra.get("cost", spec.get("cost"))
+        needs_key = group != name and not is_elsewhere
         rule = Rule(
             name=name,
-            template=template,
-            paths=paths,
-            route=route,
+            paths=self.attempt("path", self.compile_paths) or (),
+            route=spec.get("route"),
             group=group,
-            methods=methods,
-            audience=audience,
+            audience=self.attempt("audience", self.compile_audience) or (EVERYONE,),
+            methods=self.attempt("method", self.compile_methods),
+            template=self.compile_template(name, cost, needs_key=needs_key),
             extra=extra,
-            conditions=[extra[word] for word in ("user_agent", "network") if extra.get(word)],
+            conditions=[extra[field] for field in ("user_agent", "network") if extra.get(field)],
             waited=extra.get("waited", 0.0),
             is_elsewhere=is_elsewhere,
-            mode=given.get("mode") or "enforce",
-            order=given.get("order") or 0,
-            message=given.get("message") or "",
+            mode=spec.get("mode") or "enforce",
+            order=spec.get("order") or 0,
+            message=spec.get("message") or "",
             pk=pk,
-            spec=given,
+            spec=spec,
         )
-        if None not in extra.values():
-            for word, option in own.items():
-                self.read(word, option.check_rule, rule)
+        if None not in extra.values():  # All options are valid.
+            for field in extra:
+                self.attempt(field, rule_options()[field].check_rule, rule)
         if self.problems:
             raise RuleError.of_all(self.problems)
         return rule
 
     def check_values(self) -> None:
         """Check the values that need no other field."""
-        for word, value in self.given.items():
+        for field, value in self.spec.items():
             # Nearly every value is a number, or text that may be written anywhere.
             is_text = isinstance(value, str) and value.isprintable() and value == value.strip()
             if not is_text and not isinstance(value, (int, float, NoneType)):
-                for text in _texts(value):
-                    self.read(word, self.check_text, word, text)
-        for word, check in _CHECKS.items():
-            if word in self.given:
-                self.read(word, self.checked, word, check)
-        for word, most in MAX_LENGTHS.items():
-            value = self.given.get(word)
+                for text in _texts_in(value):
+                    self.attempt(field, self.check_text, field, text)
+        for field, check in _CHECKS.items():
+            if field in self.spec:
+                self.attempt(field, self.check_value, field, check)
+        if not self.plain:
+            return
+        for field, maximum in MAX_LENGTHS.items():
+            value = self.spec.get(field)
             # Nearly every value is a short text, which needs no call.
-            is_short = not value or (isinstance(value, str) and len(value) <= most)
-            if self.plain and not is_short:
-                self.read(word, self.check_length, value, most)
+            is_short = not value or (isinstance(value, str) and len(value) <= maximum)
+            if not is_short:
+                self.attempt(field, self.check_length, value, maximum)
 
     def check_exemption(self) -> None:
         """Check that an exemption is not for all requests, and its fields that have no effect."""
-        given = self.given
-        if not any(map(given.get, ("path", "route", *place_options()))):
+        spec = self.spec
+        if not any(map(spec.get, ("path", "route", *place_options()))):
             text = _("An exemption needs a path or a route; otherwise all requests would be exempt")
             self.problems.append(RuleError("exempt", text, where=self.where))
         if not self.plain:
             return
-        self.read("key", self.key, False)
-        if given.get("rate") is not None:
-            self.read("rate", self.rates, given["rate"])
-        self.read("tiers", self.tiers, lambda rates, _burst: LimitTemplate(None, rates))
-        for word, option in OPTIONS.items():
-            if word not in _CHECKS:
-                self.read(word, self.checked, word, option.check)
+        self.attempt("key", self.compile_key, False)
+        if spec.get("rate") is not None:
+            self.attempt("rate", self.compile_rates, spec["rate"])
+        self.attempt("tiers", self.compile_tiers, lambda rates, _burst: LimitTemplate(None, rates))
+        for field, option in OPTIONS.items():
+            if field not in _CHECKS:
+                self.attempt(field, self.check_value, field, option.check)
 
-    def check_text(self, word: str, text: str) -> None:
+    def check_text(self, field: str, text: str) -> None:
         """Raise if the text of a field has characters that are invisible or cannot be stored."""
-        has_lines = word in ("description", "message")
-        if is_unwritable(text) or (not has_lines and re.search(_CONTROL, text)):
+        has_lines = field in ("description", "message")
+        if is_unwritable(text) or (not has_lines and re.search(_CONTROL_CHARACTERS, text)):
             raise LimitError(
-                f"{word} is {text!r}: must be text in one line, without control characters"
+                f"{field} is {text!r}: must be text in one line, without control characters"
             )
-        is_name = word in _NAMES
-        is_padded = text != text.strip() and (is_name or word in ("path", "key"))
+        is_name = field in _NAMES
+        is_padded = text != text.strip() and (is_name or field in ("path", "key"))
         if self.plain and (is_padded or (is_name and not text.isprintable())):
             raise LimitError(
                 _("Enter the text without spaces at its ends, and without invisible characters.")
             )
 
-    def check_length(self, value: object, most: int) -> None:
+    def check_length(self, value: object, maximum: int) -> None:
         """Raise if the text of a field does not fit into its column."""
         length = len(", ".join(map(str, as_list(value))))
-        if length > most:
+        if length > maximum:
             raise LimitError(
-                _("At most %(most)d characters fit; these are %(length)d"), most=most, length=length
+                _("At most %(most)d characters fit; these are %(length)d"),
+                most=maximum,
+                length=length,
             )
 
-    def paths(self) -> tuple[str, ...]:
-        value = self.given.get("path")
+    def compile_paths(self) -> tuple[str, ...]:
+        """Return the prefixes and patterns of paths."""
+        value = self.spec.get("path")
         if value in (None, ""):
             return ()
         paths = as_list(value)
@@ -213,14 +207,37 @@ class _Reader:
             raise LimitError(text, number=MAX_PATTERNS, length=MAX_PATTERN_LENGTH)
         return tuple(paths)
 
-    def extra(self, word: str, option: Option) -> object:
-        """Return the compiled value of an option that is not one of a limit."""
-        if word == "cost" and not self.plain:
-            return self.given[word]  # It may be a function.
-        return option.compile(self.checked(word, option.check))
+    def compile_options(self) -> dict[str, Any]:
+        """Return the compiled values of the options that are not options of a limit.
 
-    def audience(self) -> tuple[str, ...]:
-        names = as_list(self.given.get("audience", EVERYONE))
+        The value of an invalid option is None.
+        """
+        options = {
+            field: option
+            for field, option in rule_options().items()
+            if has_value(field, self.spec.get(field))
+        }
+        return {
+            field: self.attempt(field, self.compile_option, field, option)
+            for field, option in options.items()
+        }
+
+    def compile_option(self, field: str, option: Option) -> object:
+        """Return the compiled value of an option. In the settings, a cost may be a function."""
+        if field == "cost" and not self.plain:
+            return self.spec[field]
+        return option.compile(self.check_value(field, option.check))
+
+    def compile_methods(self) -> frozenset[str] | None:
+        """Return the HTTP methods to count (None: all). An exemption is for all."""
+        methods = parse_methods(self.spec.get("method"))
+        if self.spec.get("exempt"):
+            return None
+        return methods
+
+    def compile_audience(self) -> tuple[str, ...]:
+        """Return the names of the audience, which contains `EVERYONE` by default."""
+        names = as_list(self.spec.get("audience", EVERYONE))
         if not names or not all(map(_is_audience, names)):
             right = f"choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups"
             raise LimitError(f"audience is {names!r}; {right}")
@@ -229,9 +246,9 @@ class _Reader:
             raise LimitError(f"audience is {names!r}; {right}")
         return tuple(names)
 
-    def key(self, needs_key: bool) -> Key | None:
+    def compile_key(self, needs_key: bool) -> Key | None:
         """Return the key to count by. Raises if it is missing, unknown, or refers to code."""
-        value = self.given.get("key")
+        value = self.spec.get("key")
         if not value and needs_key:
             raise LimitError(_("Choose what to count by, for example ip: the client address"))
         if not value:
@@ -242,6 +259,7 @@ class _Reader:
         return compile_key(value)
 
     def check_plain_key(self, part: object) -> None:
+        """Raise if a part of the key is not text, or refers to code."""
         if not isinstance(part, str):
             raise LimitError(f"key is {part!r}; write a key such as 'ip', or a list of keys")
         if "." in part and ":" not in part:
@@ -251,43 +269,42 @@ class _Reader:
             right = "+ joins keys: a name that contains + is only allowed in the settings"
             raise LimitError(f"key is {part!r}; {right}")
 
-    def template(self, name: str, cost: Any, *, needs_key: bool) -> LimitTemplate | None:
-        """Return the limits, or None if they are invalid."""
-        given = self.given
-        options: Any = {
-            option: given[option] for option in OPTIONS if given.get(option) is not None
-        }
-        if given.get("mode") not in ("enforce", "shadow"):
+    def compile_template(self, name: str, cost: Any, *, needs_key: bool) -> LimitTemplate | None:
+        """Return the limits; None if the rule is exempt, or they are invalid."""
+        spec = self.spec
+        if spec.get("exempt"):
+            self.check_exemption()
+            return None
+        options: Any = {option: spec[option] for option in OPTIONS if spec.get(option) is not None}
+        if spec.get("mode") not in ("enforce", "shadow"):
             options.pop("mode", None)  # A rule that is off is checked as if it was on.
-        key = self.read("key", self.key, needs_key)
-        rates = self.read("rate", self.rates, given.get("rate"))
+        key = self.attempt("key", self.compile_key, needs_key)
+        rates = self.attempt("rate", self.compile_rates, spec.get("rate"))
         if rates is None:
-            self.read("", read_options, {"algorithm": conf.ALGORITHM, **options})
+            self.attempt("", read_options, {"algorithm": conf.ALGORITHM, **options})
             return None
 
-        def compiled(rates: object, burst: object) -> LimitTemplate:
+        def compile_with(rates: object, burst: object) -> LimitTemplate:
             return LimitTemplate.compiled(name, key, rates, cost, options | burst)
 
-        template = self.read("rate", compiled, rates, {})
+        template = self.attempt("rate", compile_with, rates, {})
         if template is None:
             return None
+        number_of_bans = len(template.ban_key_parts(name))
 
-        def compiled_tier(rates: object, burst: object) -> LimitTemplate:
-            tier = compiled(rates, burst)
-            bans = template.ban_parts(name)
-            if bans and len(bans) != len(tier.rates):
+        def compile_tier(rates: object, burst: object) -> LimitTemplate:
+            tier = compile_with(rates, burst)
+            if number_of_bans not in (0, len(tier.rates)):
                 text = _(
                     "A ban holds in every tier: write as many rates as the rule has (%(number)d)"
                 )
-                raise LimitError(text, number=len(bans))
+                raise LimitError(text, number=number_of_bans)
             return tier
 
-        tiers = self.read("tiers", self.tiers, compiled_tier)
-        if not tiers:
-            return template
-        return template.with_tiers(tiers)
+        tiers = self.attempt("tiers", self.compile_tiers, compile_tier)
+        return template.with_tiers(tiers) if tiers else template
 
-    def rates(self, value: object) -> list[CompiledRate]:
+    def compile_rates(self, value: object) -> list[CompiledRate]:
         """Return the rates, which are decided together. Raises also `LimitError`.
 
         Each rate must have another period: if two had the same period, only the smaller rate would
@@ -296,7 +313,7 @@ class _Reader:
         if value is None:
             raise LimitError(_("A rule needs a limit, such as 100/m, unless it is exempt"))
         rates = as_rates(value)
-        if self.plain and {*map(type, rates)} != {str}:
+        if self.plain and not (rates and all(type(rate) is str for rate in rates)):
             raise LimitError(
                 f"rate is {value!r}; write a rate, such as '100/m', or a list of rates"
             )
@@ -306,35 +323,42 @@ class _Reader:
         if self.plain:
             parse = Rate.parse
         compiled = [parse(rate) for rate in rates]
-        periods: dict[int, Rate] = {}
-        for rate in compiled:
-            if isinstance(rate, Rate) and periods.setdefault(rate.period_us, rate) is not rate:
+        self.check_periods([rate for rate in compiled if isinstance(rate, Rate)])
+        return compiled
+
+    def check_periods(self, rates: Sequence[Rate]) -> None:
+        """Raise if two rates have the same period, or a row has both slots and rates."""
+        by_period: dict[int, Rate] = {}
+        for rate in rates:
+            other = by_period.setdefault(rate.period_us, rate)
+            if other is not rate:
                 text = _("%(one)s and %(other_rate)s are for the same period: keep the smaller one")
-                raise LimitError(text, one=str(periods[rate.period_us]), other_rate=str(rate))
-        if self.plain and len(rates) > 1 and 0 in periods:
+                raise LimitError(text, one=str(other), other_rate=str(rate))
+        if self.plain and len(rates) > 1 and 0 in by_period:
             raise LimitError(
                 _("A concurrency limit cannot be combined with rates: add another rule for them")
             )
-        return compiled
 
-    def tiers(self, compiled: _Compile) -> tuple[tuple[str, LimitTemplate], ...]:
+    def compile_tiers(self, compile_rates: _CompileRates) -> tuple[tuple[str, LimitTemplate], ...]:
         """Return the templates of the tiers, by Django group or key, the most favourable first."""
-        tiers: dict[str, LimitTemplate] = {}
-        given = self.given.get("tiers") or ()
-        if not isinstance(given, (list, tuple)):
+        templates: dict[str, LimitTemplate] = {}
+        tiers = self.spec.get("tiers") or ()
+        if not isinstance(tiers, (list, tuple)):
             return ()  # Already reported.
-        for tier in given:
+        for tier in tiers:
             group = tier_name(tier)
             try:
-                template = self.tier(tier, compiled)
-                if group in tiers:
+                template = self.compile_tier(tier, compile_rates)
+                if group in templates:
                     raise LimitError("two tiers are for this group")
-                tiers[group] = template
-            except WRONG as error:
+                templates[group] = template
+            except _ERRORS as error:
                 self.problems.append(RuleError.of("tiers", error, where=self.where, tier=group))
-        return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
+        ordered = sorted(templates.items(), key=lambda tier: _generosity(tier[1]), reverse=True)
+        return tuple(ordered)
 
-    def tier(self, tier: object, compiled: _Compile) -> LimitTemplate:
+    def compile_tier(self, tier: object, compile_rates: _CompileRates) -> LimitTemplate:
+        """Return the template of a tier. Raises `LimitError` if it is invalid."""
         if isinstance(tier, Mapping) and isinstance(tier.get("group"), (int, float)):
             group = tier["group"]
             raise LimitError(f"group is {group!r}; write text: {str(group)!r}")
@@ -350,14 +374,14 @@ class _Reader:
                 "and optionally 'burst'"
             )
             raise LimitError(f"tier is {tier!r}; write {right}")
-        tier_key(tier["group"])
-        rates = self.rates(tier["rate"])
-        if {*map(type, rates)} != {Rate}:
+        tier_key(tier["group"])  # Raises for an unknown key.
+        rates = self.compile_rates(tier["rate"])
+        if not (rates and all(isinstance(rate, Rate) for rate in rates)):
             raise LimitError(f"rate is {tier['rate']!r}: a tier must have constant rates")
         options = {}
         if tier.get("burst") is not None:
             options["burst"] = tier["burst"]
-        return compiled(rates, options)
+        return compile_rates(rates, options)
 
 
 def tier_name(tier: object) -> str:
@@ -368,34 +392,41 @@ def tier_name(tier: object) -> str:
 
 
 def _is_audience(name: object) -> bool:
-    return isinstance(name, str) and (
-        name in AUDIENCES or re.fullmatch(_GROUP + r"\S(.*\S)?", name, re.DOTALL) is not None
-    )
+    """Return whether a value is the name of an audience, or `group:NAME`."""
+    if not isinstance(name, str):
+        return False
+    return name in AUDIENCES or re.fullmatch(_GROUP + r"\S(.*\S)?", name, re.DOTALL) is not None
 
 
-def _favour(template: LimitTemplate) -> tuple[float, int]:
+def _generosity(template: LimitTemplate) -> tuple[float, int]:
+    """Return the sort key of a tier: its slowest rate in units per microsecond, and its burst."""
     rates = [rate for rate in template.rates if isinstance(rate, Rate)]
-    slowest = min(rates, key=lambda rate: rate.limit / (rate.period_us or 1))
-    return slowest.limit / (slowest.period_us or 1), template.options.get("burst") or slowest.limit
+    slowest = min(rates, key=_units_per_microsecond)
+    return _units_per_microsecond(slowest), template.options.get("burst") or slowest.limit
 
 
-def _texts(value: object) -> Iterator[str]:
+def _units_per_microsecond(rate: Rate) -> float:
+    """Return the speed of a rate. That of slots is their number."""
+    return rate.limit / (rate.period_us or 1)
+
+
+def _texts_in(value: object) -> Iterator[str]:
     """Yield all text in a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for pair in value.items():
-            yield from _texts(pair)
+            yield from _texts_in(pair)
     elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from _texts(part)
+            yield from _texts_in(part)
 
 
-def refuse_absent(given: Spec, where: str) -> None:
+def refuse_absent(spec: Spec, where: str) -> None:
     """Raise `RuleError` if a spec has an option of an optional app that is not installed."""
     installed = annex_options()
     for word, annex in FIELDS_OF_ANNEXES.items():
-        if word in given and word not in installed:
+        if word in spec and word not in installed:
             text = f"{word} is a field of an app that is not installed. {install(annex)}"
             raise RuleError(word, text, where=where)
 
@@ -423,6 +454,16 @@ def compile(
     >>> rule.paths, rule.key.name
     (('/api/',), 'ip')
     """
+    name = _check_name(spec, where)
+    where = f"{where}: rule {name!r}"
+    if not plain:
+        refuse_absent(spec, where)
+    _refuse_unknown_fields(spec, where)
+    return _SpecCompiler(spec, where, plain=plain).compile_rule(name, pk)
+
+
+def _check_name(spec: object, where: str) -> str:
+    """Return the name of a rule. Raises `RuleError` if the spec is no mapping with a name."""
     if not isinstance(spec, Mapping):
         text = f"{spec!r} is not a rule; write a dict with {', '.join(field_names())}"
         raise RuleError("name", text, where=where)
@@ -432,18 +473,20 @@ def compile(
         raise RuleError("name", text, where=where)
     if not name:
         raise RuleError("name", f"the rule {dict(spec)!r} needs a name", where=where)
-    where = f"{where}: rule {name!r}"
-    if not plain:
-        refuse_absent(spec, where)
+    return name
+
+
+def _refuse_unknown_fields(spec: Spec, where: str) -> None:
+    """Raise `RuleError` if a spec has fields that do not exist, with the closest matches."""
     known = field_names()
     unknown = sorted(map(str, spec.keys() - {*known, *FIELDS_OF_ANNEXES}))
-    if unknown:
-        meant = [match for word in unknown for match in get_close_matches(word, known, 1, 0.7)]
-        hint = "."
-        if meant:
-            hint = f"; did you mean {', '.join(map(repr, meant))}?"
-        fields = "field" if len(unknown) == 1 else "fields"
-        text = f"unknown {fields} {', '.join(map(repr, unknown))}{hint}"
-        text += f" Known fields: {', '.join(known)}"
-        raise RuleError("name", text, where=where)
-    return _Reader(spec, where, plain=plain).rule(name, pk)
+    if not unknown:
+        return
+    closest = [match for field in unknown for match in get_close_matches(field, known, 1, 0.7)]
+    hint = "."
+    if closest:
+        hint = f"; did you mean {', '.join(map(repr, closest))}?"
+    fields = "field" if len(unknown) == 1 else "fields"
+    text = f"unknown {fields} {', '.join(map(repr, unknown))}{hint}"
+    text += f" Known fields: {', '.join(known)}"
+    raise RuleError("name", text, where=where)

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
 from http import HTTPMethod
+from typing import NamedTuple
 
 from django.http import HttpRequest
 from django.utils.translation import gettext_noop as _
@@ -67,35 +68,44 @@ class PathPattern:
     """
 
     def __init__(self, pattern: str) -> None:
-        self._prefix, self._is_glob, rest = pattern.partition("*")
+        prefix, star, rest = pattern.partition("*")
+        self._is_glob = bool(star)
+        self._prefix = prefix
         self._suffix = rest.rpartition("*")[2]
+        # Each number has one bit for each part of the pattern, a letter or a star.
         self._letters: dict[str, int] = {}
-        self._within = 0
-        self._across = 0
+        self._stars_within_segment = 0
+        self._stars_across_segments = 0
         bit = 1
         for part in re.findall(r"\*+|.", pattern, re.DOTALL):
             if part == "*":
-                self._within |= bit
+                self._stars_within_segment |= bit
             elif part[0] == "*":
-                self._across |= bit
+                self._stars_across_segments |= bit
             else:
                 self._letters[part] = self._letters.get(part, 0) | bit
             bit <<= 1
         self._end = bit
 
-    def matches(self, path: str, undecided: bool = True) -> bool:
-        """Return whether the path matches the pattern."""
+    def matches(self, path: str, *, undecided: bool = True) -> bool:
+        """Return whether the path matches the pattern.
+
+        Args:
+            path: The path.
+            undecided: The result if the path is too long for the glob.
+        """
         if not path.startswith(self._prefix) or not path.endswith(self._suffix):
             return False
         if not self._is_glob:
             return True
-        stars = self._within | self._across
-        positions = self._skip(1, stars)
+        stars = self._stars_within_segment | self._stars_across_segments
+        positions = self._skip_stars(1, stars)
         for letter in path[:MAX_PATH_LENGTH]:
             stay = positions & stars
             if letter == "/":
-                stay = positions & self._across
-            positions = self._skip(stay | (positions & self._letters.get(letter, 0)) << 1, stars)
+                stay = positions & self._stars_across_segments
+            advance = (positions & self._letters.get(letter, 0)) << 1
+            positions = self._skip_stars(stay | advance, stars)
             if not positions:
                 return False
         if len(path) > MAX_PATH_LENGTH:
@@ -103,7 +113,8 @@ class PathPattern:
         return bool(positions & self._end)
 
     @staticmethod
-    def _skip(positions: int, stars: int) -> int:
+    def _skip_stars(positions: int, stars: int) -> int:
+        """Add the positions after stars, which also match the empty text."""
         return positions | (positions & stars) << 1
 
 
@@ -134,8 +145,9 @@ def method_name(name: object) -> str:
             "method",
         )
     hint = "."
-    for meant in get_close_matches(upper, METHODS, n=1):
-        hint = f"; did you mean {meant!r}?"
+    closest = get_close_matches(upper, METHODS, n=1)
+    if closest:
+        hint = f"; did you mean {closest[0]!r}?"
     raise LimitError(
         f"{name!r} is not an HTTP method{hint} Known methods: {', '.join(sorted(METHODS))}",
         "method",
@@ -146,9 +158,7 @@ def parse_methods(method: object) -> frozenset[str] | None:
     """Return the methods to count, or None for all. GET includes HEAD, which runs the same view."""
     if method is ALL:
         return None
-    names = method
-    if isinstance(method, str):
-        names = [method]
+    names = [method] if isinstance(method, str) else method
     if not isinstance(names, (list, tuple, set, frozenset)) or not names:
         raise LimitError(
             f"method is {method!r}: must be a method's name or a list of names; in code also ALL "
@@ -156,7 +166,7 @@ def parse_methods(method: object) -> frozenset[str] | None:
             "method",
         )
     methods = frozenset(map(method_name, names))
-    return methods | _implied(methods)
+    return methods | _implied_methods(methods)
 
 
 def methods_label(methods: frozenset[str] | None) -> str:
@@ -167,19 +177,28 @@ def methods_label(methods: frozenset[str] | None) -> str:
     """
     if methods is None:
         return "*"
-    return ",".join(sorted(methods - _implied(methods)))
+    return ",".join(sorted(methods - _implied_methods(methods)))
 
 
-def _implied(methods: frozenset[str]) -> frozenset[str]:
+def _implied_methods(methods: frozenset[str]) -> frozenset[str]:
+    """Return the methods that are counted in addition to those that a rule names."""
     if "GET" in methods:
         return frozenset({"HEAD"})
     return frozenset()
 
 
-def _split(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names, and those that a leading `!` negates."""
-    wanted = [name for name in names if not name.startswith("!")]
-    return wanted, [name[1:] for name in names if name.startswith("!")]
+class _Names(NamedTuple):
+    """The values of a condition: those that a request needs, and those that it must not have."""
+
+    wanted: list[str]
+    unwanted: list[str]
+
+    @classmethod
+    def parse(cls, names: Sequence[str]) -> _Names:
+        """Return the names. A leading `!` negates one."""
+        wanted = [name for name in names if not name.startswith("!")]
+        unwanted = [name[1:] for name in names if name.startswith("!")]
+        return cls(wanted, unwanted)
 
 
 def user_agent_condition(patterns: Sequence[str]) -> Condition:
@@ -187,8 +206,9 @@ def user_agent_condition(patterns: Sequence[str]) -> Condition:
 
     The user agent of a request without the header is empty.
     """
+    globs = _Names.parse(patterns)
     wanted, unwanted = [
-        re.compile("|".join(map(translate, each)), re.IGNORECASE) for each in _split(patterns)
+        re.compile("|".join(map(translate, texts)), re.IGNORECASE) for texts in globs
     ]
 
     @lru_cache(maxsize=1024)
@@ -205,22 +225,23 @@ def network_condition(names: Sequence[str]) -> Condition:
 
     It is not met if one of the networks was never read. Raises `LimitError` for an unknown network.
     """
-    wanted, unwanted = _split(names)
+    wanted, unwanted = _Names.parse(names)
     for name in wanted + unwanted:
         if name not in conf.NETWORKS:
             text = _("%(name)r is not a network of RATELIMIT_NETWORKS (%(names)s)")
             raise LimitError(text, name=name, names=", ".join(conf.NETWORKS) or "none")
 
     def is_met(request: HttpRequest) -> bool:
-        of_client = set()
+        containing = set()
         address = client_address(request).address
         for name in wanted + unwanted:
             network = networks.find(name)
-            if network is None:
+            if network is None:  # It was never read.
                 return False
             if address is not None and address in network:
-                of_client.add(name)
-        is_wanted = not wanted or not of_client.isdisjoint(wanted)
-        return is_wanted and of_client.isdisjoint(unwanted)
+                containing.add(name)
+        if not containing.isdisjoint(unwanted):
+            return False
+        return not wanted or not containing.isdisjoint(wanted)
 
     return is_met

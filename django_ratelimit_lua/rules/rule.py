@@ -147,18 +147,20 @@ class Rule:
 
     def matches_path(self, path: str) -> bool:
         """Return whether the rule applies to a path."""
-        # A path that is too long for a glob to decide about is limited, and not exempt.
-        is_limit = self.template is not None
-        return not self.paths or any(
-            path_pattern(text).matches(path, is_limit) for text in self.paths
-        )
+        if not self.paths:
+            return True
+        # A path that is too long for a glob is limited. An exemption does not apply to it.
+        undecided = self.template is not None
+        return any(path_pattern(text).matches(path, undecided=undecided) for text in self.paths)
 
     def matches_route(self, request: HttpRequest) -> bool:
         """Return whether the rule applies to the route of a request."""
-        if self.route is None and not self.needs_route:
+        if self.route is None:
+            if self.needs_route:
+                resolve_route(request)  # Its key reads the result.
             return True
         match = resolve_route(request)
-        return self.route is None or (match is not None and match.view_name == self.route)
+        return match is not None and match.view_name == self.route
 
     def meets_conditions(self, request: HttpRequest) -> bool:
         """Return whether a request has waited long enough, and meets the conditions."""
@@ -188,7 +190,7 @@ class Rule:
         """
         return self.name or self.group or group
 
-    def in_place_of(self, call_sites: Sequence[Rule]) -> Rule:
+    def replacing(self, call_sites: Sequence[Rule]) -> Rule:
         """Return this rule with the values that only call sites have, in place of these call sites.
 
         It continues their counts if it has the same key. If there are several call sites, the key,
@@ -196,35 +198,43 @@ class Rule:
         rule's key take precedence.
         """
         first = call_sites[0]
-        methods = self.methods
-        of_sites = [call_site.methods for call_site in call_sites]
-        if methods is None and None not in of_sites:
-            methods = frozenset[str]().union(*filter(None, of_sites))
-        template = self.template
-        if template is not None and first.template is not None:
-            key = template.key or first.template.key
-            cost = template.cost
-            if cost is None:
-                cost = first.template.cost
-            limits: list[Limit] = []
-            for site in (call_site.template for call_site in call_sites):
-                if site is not None and (not (key and site.key) or site.key.name == key.name):
-                    limits += site.limits(self.name)
-            declared: tuple[Limit, ...] = ()
-            if not limits:
-                declared = first.template.declared(self.name)
-            template = template.in_place_of(tuple(limits), declared)
-            template = replace(template, key=key, cost=cost)
         return replace(
             self,
-            template=template,
-            methods=methods,
+            template=self._template_replacing(call_sites),
+            methods=self._methods_replacing(call_sites),
             block=first.block,
             count_if=first.count_if,
             reset_if=first.reset_if,
             cost_after=first.cost_after,
             replaces=tuple(call_sites),
         )
+
+    def _methods_replacing(self, call_sites: Sequence[Rule]) -> frozenset[str] | None:
+        """Return its methods or, if it has none, those of the call sites (None: all methods)."""
+        of_sites = [site.methods for site in call_sites]
+        if self.methods is not None or None in of_sites:
+            return self.methods
+        return frozenset[str]().union(*filter(None, of_sites))
+
+    def _template_replacing(self, call_sites: Sequence[Rule]) -> LimitTemplate | None:
+        """Return its template with the key, the cost and the counts of the call sites."""
+        own = self.template
+        first = call_sites[0].template
+        if own is None or first is None:
+            return own
+        key = own.key or first.key
+        cost = own.cost
+        if cost is None:
+            cost = first.cost
+        limits: list[Limit] = []
+        for site in call_sites:
+            template = site.template
+            if template is not None and template.is_counted_by(key):
+                limits += template.limits(self.name)
+        of_other_keys: tuple[Limit, ...] = ()
+        if not limits:
+            of_other_keys = first.limits_or_example(self.name)
+        return replace(own.replacing(tuple(limits), of_other_keys), key=key, cost=cost)
 
     def limit_names(self) -> list[str]:
         """Return the names of the limits of its constant rates."""

@@ -225,7 +225,7 @@ class Ruleset:
             return None
         if rule.template is None or rule.mode == "off":
             return []
-        return [rule.in_place_of(call_sites)]
+        return [rule.replacing(call_sites)]
 
     def additional_for(self, name: str, request: HttpRequest) -> list[Rule]:
         """Return the rules for call sites of that group, which apply in addition to their own."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ..identity.networks import networks
 from ..limits.call import Call, Revision
@@ -25,49 +26,64 @@ MAX_AGE = 1.0
 EARLY = 0.9
 """From this age on, one request compares for all, and the others continue until `MAX_AGE`."""
 
-Known = tuple[bytes, Revision, float]
-"""The key and the revision of the rules, and when they were the current ones (monotonic)."""
+
+class _Proof(NamedTuple):
+    """The rules that were the published ones at a moment (monotonic)."""
+
+    fence: bytes
+    revision: Revision
+    at: float
 
 
 class Freshness:
     """When the rules and overrides of this process were last current."""
 
     def __init__(self) -> None:
-        self._known: Known | None = None
-        self._expired_at = self._asked_for = float("-inf")
+        self._proof: _Proof | None = None
+        self._expired_at = float("-inf")
+        self._claimed: _Proof | None = None
+        """The proof for which one request has claimed the comparison."""
 
     def expire(self) -> None:
         """Record a change: the next request has to compare."""
         self._expired_at = Clock.monotonic()
-        self._known = None
+        self._proof = None
 
     def claim_comparison(self, call: Call) -> bool:
-        """Return whether the caller has to compare its rules."""
+        """Return whether the caller has to compare its rules.
+
+        From the age `EARLY` on, only the first caller has to, until the rules are confirmed.
+        """
         if call.revision is None:
             return False
-        proof = self._known
-        now = Clock.monotonic()
-        if (
-            proof is None
-            or proof[2] <= now - MAX_AGE
-            or (proof[0], proof[1]) != (call.fence, call.revision)
-        ):
+        proof = self._proof
+        if proof is None or (proof.fence, proof.revision) != (call.fence, call.revision):
             return True
-        if proof[2] > now - EARLY or self._asked_for == proof[2]:
+        age = Clock.monotonic() - proof.at
+        if age >= MAX_AGE:
+            return True
+        if age < EARLY or self._claimed == proof:
             return False
-        self._asked_for = proof[2]
+        self._claimed = proof
         return True
 
     def confirm(self, fence: bytes, revision: Revision, asked_at: float) -> None:
         """Record that these rules were the current ones at that moment (monotonic) or later."""
-        proof = self._known
-        if proof is not None and proof[:2] == (fence, revision):
-            asked_at = max(asked_at, proof[2])
+        proof = self._proof
+        if proof is not None and (proof.fence, proof.revision) == (fence, revision):
+            asked_at = max(asked_at, proof.at)
         if asked_at > self._expired_at:
-            self._known = (fence, revision, asked_at)
+            self._proof = _Proof(fence, revision, asked_at)
 
 
 freshness = Freshness()
+
+
+class _Failure(NamedTuple):
+    """Why a rule with that spec could not be applied to a request."""
+
+    spec: object
+    problem: str
 
 
 class Problems:
@@ -87,42 +103,38 @@ class Problems:
         self.owner = ""
         self.unpublished = ""
         self._skipped: Sequence[str] = ()
-        self._failed: dict[str, tuple[object, str]] = {}
-        self._declared: Mapping[str, object] = {}
+        self._failed: dict[str, _Failure] = {}
+        self._specs: Mapping[str, object] = {}
 
-    def record_ruleset(self, declared: Mapping[str, object], skipped: Sequence[str]) -> None:
-        """Record that other rules are in force, and the problems of those that were skipped.
+    def record_ruleset(self, specs: Mapping[str, object], skipped: Sequence[str]) -> None:
+        """Record the rules in force, by name, and the problems of those that were skipped.
 
         The failure of a rule is dropped when the rule has changed.
         """
         for problem in skipped:
             if problem not in self._skipped:
                 logger.error("Skipped: %s", problem)
-        self._declared = declared
+        self._specs = specs
         self._skipped = tuple(skipped)
         self._failed = {
             name: failure
             for name, failure in self._failed.items()
-            if declared.get(name) == failure[0]
+            if specs.get(name) == failure.spec
         }
 
     def record_failure(self, name: str, error: Exception) -> None:
         """Record that a rule could not be applied to a request, which continues without it."""
         if name not in self._failed:
             text = f"rule {name!r} cannot be applied: {type(error).__name__}: {error}"
-            self._failed[name] = (self._declared.get(name), text)
+            self._failed[name] = _Failure(self._specs.get(name), text)
             logger.error("Skipped: %s", text, exc_info=error)
         failed_rules.add(name)
 
     def collect(self) -> list[str]:
-        """Return all problems, in words."""
+        """Read the networks again, and return all problems, in words."""
         general = [problem for problem in (self.database, self.owner, self.unpublished) if problem]
-        return [
-            *general,
-            *networks.refresh(),
-            *self._skipped,
-            *(text for _, text in self._failed.values()),
-        ]
+        failures = [failure.problem for failure in self._failed.values()]
+        return [*general, *networks.refresh(), *self._skipped, *failures]
 
 
 problems = Problems()

@@ -34,7 +34,7 @@ CostLike = int | str | CostFunction
 def as_list(value: object) -> list[Any]:
     """Return a list or tuple as a list, and any other value as a list of one item."""
     if isinstance(value, (list, tuple)):
-        return [*value]
+        return list(value)
     return [value]
 
 
@@ -106,8 +106,8 @@ class LimitTemplate:
       period is added. If one with a longer period is added, it starts a new count. Each rate that a
       function returns has a count of its own, because a client may be able to choose between them;
     - `counted`: by period and algorithm, the names of the counts that rates of this template
-      continue, because they replace limits declared in code; see `in_place_of`;
-    - `tier`, `whole`: for the template of a tier, the name of the tier and the template of its
+      continue, because they replace limits declared in code; see `replacing`;
+    - `tier`, `of_rule`: for the template of a tier, the name of the tier and the template of its
       rule. A tier has counts of its own, for the same reason, and the bans of its rule.
     """
 
@@ -119,11 +119,11 @@ class LimitTemplate:
     tiers: tuple[tuple[str, LimitTemplate], ...] = ()
     counted: tuple[tuple[tuple[int, str], str], ...] = ()
     tier: str = ""
-    whole: LimitTemplate | None = field(default=None, repr=False)
+    of_rule: LimitTemplate | None = field(default=None, repr=False)
     tier_keys: tuple[Key, ...] = field(init=False, repr=False)
     has_group_tiers: bool = field(init=False, repr=False)
     _limits: dict[object, Limit] = field(default_factory=dict, repr=False)
-    _in_place: dict[object, LimitTemplate] = field(default_factory=dict, repr=False)
+    _replacing: dict[object, LimitTemplate] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         keys = dict.fromkeys([tier_key(name) for name, _ in self.tiers])
@@ -149,10 +149,10 @@ class LimitTemplate:
         count_by = cast(Key | None, key or None)
         template = cls(count_by, rates, compile_cost(cost), declared)
         # Errors in the options apply to every rate: raise them now, not at the first request.
-        template._check(name, declared.get("algorithm", conf.ALGORITHM))
+        template._raise_if_unfit(name, declared.get("algorithm", conf.ALGORITHM))
         return template
 
-    def _check(self, name: str, algorithm: str) -> None:
+    def _raise_if_unfit(self, name: str, algorithm: str) -> None:
         """Raise `LimitError` if a rate or an option does not fit the key or an algorithm."""
         if self.options.get("ban_after") and self.key and self.key.name == ALL_CALLERS:
             text = _(
@@ -160,11 +160,14 @@ class LimitTemplate:
             )
             raise LimitError(text, "ban_after")
         for rate in self.rates:
-            if not isinstance(rate, Rate):
-                rate = self._example(algorithm)
-            Limit(name, rate, **self._options_of(rate, algorithm))
+            constant = rate if isinstance(rate, Rate) else self._example_rate(algorithm)
+            Limit(name, constant, **self._options_of(constant, algorithm))
 
-    def _example(self, algorithm: str) -> Rate:
+    def is_counted_by(self, key: Key | None) -> bool:
+        """Return whether the template has that key. Without a key, any key fits."""
+        return key is None or self.key is None or self.key.name == key.name
+
+    def _example_rate(self, algorithm: str) -> Rate:
         """Return a rate that a function may return."""
         align = str(self.options.get("align"))
         period = PERIODS.get(align, (SECOND, SECOND))[0]
@@ -174,8 +177,10 @@ class LimitTemplate:
 
     def with_tiers(self, tiers: Iterable[tuple[str, LimitTemplate]]) -> LimitTemplate:
         """Return this template with tiers: their names and templates."""
-        whole = replace(self, tiers=())
-        own = [(name, replace(tier, tier=name, whole=whole, _limits={})) for name, tier in tiers]
+        of_rule = replace(self, tiers=())
+        own = [
+            (name, replace(tier, tier=name, of_rule=of_rule, _limits={})) for name, tier in tiers
+        ]
         return replace(self, tiers=tuple(own))
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
@@ -189,45 +194,68 @@ class LimitTemplate:
         if limit is None:
             if len(self._limits) >= 1000:
                 self._limits.clear()
-            limit = self._limits[limit_key] = self._limit(name, rate, ordinal, algorithm)
+            limit = self._limits[limit_key] = self._make_limit(name, rate, ordinal, algorithm)
         return limit
 
-    def _limit(self, name: str, rate: Rate, ordinal: int, algorithm: str) -> Limit:
+    def _make_limit(self, name: str, rate: Rate, ordinal: int, algorithm: str) -> Limit:
+        """Return a new limit for one rate; see `limit`."""
         options = self._options_of(rate, algorithm)
-        varies = rate not in self.rates
-        number = ""
-        if ordinal > 1:
-            number = f"*{ordinal}"
-        shown = name
-        if self.label:
-            shown = f"{name}:{self.label}:{rate}"
-        elif len(self.rates) > 1 and varies:
-            shown = f"{name}:{rate}"
-        elif len(self.rates) > 1 and rate.period_us != self._longest:
-            shown = f"{name}:{rate.per or 'slots'}"
-        shown += number
+        number = f"*{ordinal}" if ordinal > 1 else ""
+        limit_name = self._limit_name(name, rate) + number
+        counted_as = self._count_name(limit_name, rate, options, ordinal)
         variant = ""
-        counted_as = self._count_of(shown, rate, options, ordinal)
         if self.tier:
             variant = f"{TIER}:{self.tier}"
-        elif varies:
+        elif rate not in self.rates:  # A function has returned it.
             variant = str(rate)
             counted_as = f"{name}:{self.label or 'function'}{number}"
-        limit = Limit(shown, rate, counted_as=counted_as, variant=variant, **options)
-        if limit.ban is not None and self.whole is not None:
-            parts = dict(zip(self._longest_first(), self.whole.ban_parts(name), strict=False))
-            if rate in parts and ordinal == 1:
-                limit = limit.with_ban(limit.ban._replace(key_part=parts[rate]))
-        return limit
+        limit = Limit(limit_name, rate, counted_as=counted_as, variant=variant, **options)
+        if ordinal > 1:
+            return limit
+        return self._with_ban_of_rule(limit, name)
 
-    def ban_parts(self, name: str) -> list[bytes]:
+    def _limit_name(self, name: str, rate: Rate) -> str:
+        """Return the name of the limit for one rate, see `label`."""
+        if self.label:
+            return f"{name}:{self.label}:{rate}"
+        if len(self.rates) == 1:
+            return name
+        if rate not in self.rates:
+            return f"{name}:{rate}"
+        if rate.period_us == self._longest:
+            return name
+        return f"{name}:{rate.per or 'slots'}"
+
+    def _count_name(self, limit_name: str, rate: Rate, options: Options, ordinal: int) -> str:
+        """Return the name of the count of a limit.
+
+        A limit in the code that has another period or algorithm never has the same name.
+        """
+        counted = dict(self.counted)
+        continued = counted.get((rate.period_us, options["algorithm"]))
+        if continued and ordinal == 1:
+            return continued
+        if limit_name in counted.values():
+            return f"{limit_name}:{rate.per or 'slots'}"
+        return limit_name
+
+    def _with_ban_of_rule(self, limit: Limit, name: str) -> Limit:
+        """Return the limit of a tier with the bans of its rule, and any other limit as it is."""
+        if limit.ban is None or self.of_rule is None:
+            return limit
+        parts = dict(zip(self._longest_first(), self.of_rule.ban_key_parts(name), strict=False))
+        if limit.rate not in parts:
+            return limit
+        return limit.with_ban(limit.ban._replace(key_part=parts[limit.rate]))
+
+    def ban_key_parts(self, name: str) -> list[bytes]:
         """Return the ends of the keys of its bans, those of the longest period first."""
-        example = self._example(self.options.get("algorithm") or conf.ALGORITHM)
+        example = self._example_rate(self.options.get("algorithm") or conf.ALGORITHM)
         limits = [
             self.limit(name, rate if isinstance(rate, Rate) else example)
             for rate in self._longest_first()
         ]
-        return [*dict.fromkeys(limit.ban.key_part for limit in limits if limit.ban is not None)]
+        return list(dict.fromkeys(limit.ban.key_part for limit in limits if limit.ban is not None))
 
     def _longest_first(self) -> list[CompiledRate]:
         """Return the rates, the constant ones first."""
@@ -237,85 +265,90 @@ class LimitTemplate:
 
         return sorted(self.rates, key=length, reverse=True)
 
-    def _count_of(self, name: str, rate: Rate, options: Options, ordinal: int) -> str:
-        """Return the name of the count of a limit.
-
-        A limit in the code that has another period or algorithm never has the same name.
-        """
-        counted = dict(self.counted)
-        known = counted.get((rate.period_us, options["algorithm"]))
-        if known and ordinal == 1:
-            return known
-        if name in counted.values():
-            return f"{name}:{rate.per or 'slots'}"
-        return name
-
-    def in_place_of(
-        self, limits: tuple[Limit, ...], declared: tuple[Limit, ...] = ()
+    def replacing(
+        self, limits: tuple[Limit, ...], of_other_keys: tuple[Limit, ...] = ()
     ) -> LimitTemplate:
-        """Return this template with the limits declared in code that it replaces.
-
-        They count by the same key. A rate continues the count of the limit with the same period and
-        algorithm. If there are none, `declared` are the replaced limits with other keys.
+        """Return this template in place of limits that are declared in code.
 
         An option that the template does not have is that of the replaced limits, provided that it
         fits the key, the rates and the other options.
+
+        Args:
+            limits: The replaced limits that count by the same key. A rate continues the count of
+                the limit with the same period and algorithm.
+            of_other_keys: The replaced limits with other keys, if there are no `limits`.
         """
-        asked = (limits, declared, conf.ALGORITHM)
-        template = self._in_place.get(asked)
+        arguments = (limits, of_other_keys, conf.ALGORITHM)
+        template = self._replacing.get(arguments)
         if template is None:
-            if len(self._in_place) >= 100:
-                self._in_place.clear()
-            counted = {
-                (limit.rate.period_us, limit.algorithm): limit.counted_as
-                for limit in reversed(limits)
-            }
-            templates = [
-                each._with_options_of(limits or declared, continues=bool(limits))
-                for each in (self, *dict(self.tiers).values())
-            ]
-            template = replace(templates[0], counted=tuple(counted.items()), _limits={})
-            template = template.with_tiers(zip(dict(self.tiers), templates[1:], strict=True))
-            self._in_place[asked] = template
+            if len(self._replacing) >= 100:
+                self._replacing.clear()
+            template = self._replacing[arguments] = self._make_replacing(limits, of_other_keys)
         return template
 
-    def _with_options_of(self, limits: Sequence[Limit], *, continues: bool) -> LimitTemplate:
-        """Return this template with those options of the first of the limits that fit it.
+    def _make_replacing(
+        self, limits: tuple[Limit, ...], of_other_keys: tuple[Limit, ...]
+    ) -> LimitTemplate:
+        """Return a new template; see `replacing`."""
+        counted = {
+            (limit.rate.period_us, limit.algorithm): limit.counted_as for limit in reversed(limits)
+        }
+        replaced = limits or of_other_keys
+        continues = bool(limits)
+        template = self._with_options_of(replaced, continues=continues)
+        tiers = [
+            (name, tier._with_options_of(replaced, continues=continues))
+            for name, tier in self.tiers
+        ]
+        return replace(template, counted=tuple(counted.items()), _limits={}).with_tiers(tiers)
 
-        That is the first rate for rates, and the first slots for slots, if there are both. The mode
-        is never one of the options: a rule has its own. The algorithm is one only if the template
-        continues their counts, because a count is that of one algorithm.
+    def _with_options_of(self, limits: Sequence[Limit], *, continues: bool) -> LimitTemplate:
+        """Return this template with those options of limits that it lacks and that fit it.
+
+        The mode is never one of the options: a rule has its own. The algorithm is one only if the
+        template continues their counts, because a count is that of one algorithm.
         """
-        kinds = {isinstance(rate, Rate) and rate.is_slots for rate in self.rates}
-        firsts = {limit.holds: limit for limit in reversed(limits)}
-        of_kinds = [firsts[holds] for holds in (False, True) if holds in kinds & firsts.keys()]
-        given: dict[str, Any] = {}
-        for limit in of_kinds or firsts.values():
-            for name, row in OPTIONS.items():
-                value = getattr(limit, name)
-                if name == "algorithm" or value != row.default:
-                    given.setdefault(name, value)
+        others = self._options_in(limits)
+        others.pop("mode", None)
+        if not continues:
+            others.pop("algorithm", None)
         template = self
-        for name, row in OPTIONS.items():
-            is_own = name == "mode" or (name == "algorithm" and not continues)
-            if is_own or name not in given or name in self.options:
+        for name in OPTIONS:
+            if name not in others or name in self.options:
                 continue
             # An option that others need is only valid together with them.
-            both = {each: given[each] for each in (name, row.needs) if each in given}
-            options = cast(Options, both | template.options)
-            changed = replace(template, options=options, _limits={}, _in_place={})
+            added = {each: others[each] for each in (name, OPTIONS[name].needs) if each in others}
+            options = cast(Options, added | template.options)
+            changed = replace(template, options=options, _limits={}, _replacing={})
             try:
-                changed._check("rule", options.get("algorithm", conf.ALGORITHM))
+                changed._raise_if_unfit("rule", options.get("algorithm", conf.ALGORITHM))
             except LimitError:
                 continue
             template = changed
         return template
 
-    def declared(self, name: str) -> tuple[Limit, ...]:
+    def _options_in(self, limits: Sequence[Limit]) -> dict[str, Any]:
+        """Return the options of the first of the limits that differ from their defaults.
+
+        That is the first rate for rates, and the first slots for slots, if there are both.
+        """
+        kinds = {isinstance(rate, Rate) and rate.is_slots for rate in self.rates}
+        firsts = {limit.holds: limit for limit in reversed(limits)}
+        of_kinds = [firsts[holds] for holds in (False, True) if holds in kinds & firsts.keys()]
+        options: dict[str, Any] = {}
+        for limit in of_kinds or firsts.values():
+            for name, option in OPTIONS.items():
+                value = getattr(limit, name)
+                if name == "algorithm" or value != option.default:
+                    options.setdefault(name, value)
+        return options
+
+    def limits_or_example(self, name: str) -> tuple[Limit, ...]:
         """Return the limits of the constant rates. If there are none, return one as an example."""
-        if limits := self.limits(name):
+        limits = self.limits(name)
+        if limits:
             return limits
-        rate = self._example(self.options.get("algorithm") or conf.ALGORITHM)
+        rate = self._example_rate(self.options.get("algorithm") or conf.ALGORITHM)
         return (self.limit(name, rate),)
 
     def _options_of(self, rate: Rate, algorithm: str) -> Options:
@@ -328,19 +361,15 @@ class LimitTemplate:
         kinds = {each.is_slots for each in self.rates if isinstance(each, Rate)}
         if len(kinds) < 2:
             return options
-        own = algorithms.find(algorithm)
-        if own.holds:
-            own = algorithms.find(conf.ALGORITHM)
-        other = algorithms.find(algorithms.OF_SLOTS)
-        if rate.is_slots:
-            own, other = other, own
+        slots = algorithms.find(algorithms.OF_SLOTS)
+        of_rates = algorithms.find(algorithm)
+        if of_rates.holds:
+            of_rates = algorithms.find(conf.ALGORITHM)
+        own, other = (slots, of_rates) if rate.is_slots else (of_rates, slots)
         options["algorithm"] = own.name
-        kept = {
-            option: value
-            for option, value in options.items()
-            if option not in other.options - own.options
-        }
-        return cast(Options, kept)
+        foreign = other.options - own.options
+        fitting = {option: value for option, value in options.items() if option not in foreign}
+        return cast(Options, fitting)
 
     def limits(self, name: str) -> tuple[Limit, ...]:
         """Return the limits of the constant rates."""

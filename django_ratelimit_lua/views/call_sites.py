@@ -192,8 +192,8 @@ def _templates_at_call_sites(rule: Rule) -> list[LimitTemplate]:
         return [template]
     continued = [site for site in sites if site.limits and _counts_by_key_of(template, site)]
     if not continued:
-        return [template.in_place_of((), sites[0].limits)]
-    return [template.in_place_of(site.limits) for site in continued]
+        return [template.replacing((), sites[0].limits)]
+    return [template.replacing(site.limits) for site in continued]
 
 
 def _counts_by_key_of(template: LimitTemplate, site: CallSite) -> bool:

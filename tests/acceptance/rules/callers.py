@@ -144,5 +144,5 @@ def forget() -> None:
 def revision() -> int | None:
     """Return the revision of the known rules, or None if the next request loads them."""
     ruleset = provider.get_ruleset()
-    is_known = ruleset is not None and freshness._known is not None
+    is_known = ruleset is not None and freshness._proof is not None
     return ruleset.revision.number if is_known else None

@@ -228,7 +228,7 @@ def test_an_idle_process_loads_new_rules_at_a_random_moment(start: Start) -> Non
     for limit in (10, 11):  # The second time it knows already that there are others.
         workers[0](f"edit({limit}) or rule(rate='{limit}/h')")
         for worker in workers[1:]:
-            until(lambda worker=worker: worker("freshness._known is None"))
+            until(lambda worker=worker: worker("freshness._proof is None"))
             assert worker(revision) == before
     for worker in workers[1:]:
         assert worker("ask()") == {"site": 11}

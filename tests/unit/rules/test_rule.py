@@ -181,7 +181,7 @@ def test_a_rule_that_replaces_call_sites_uses_their_key_and_cost() -> None:
 
     first = compile_call_site("search", "user", "5/m", "GET", 3, {}, block=False, count_if=count_if)
     second = compile_call_site("search", "ip", "9/m", "POST", 1, {})
-    silent = compile({"name": "search", "group": "search", "rate": "1/s"}).in_place_of(
+    silent = compile({"name": "search", "group": "search", "rate": "1/s"}).replacing(
         [first, second]
     )
     assert silent.template is not None
@@ -189,7 +189,7 @@ def test_a_rule_that_replaces_call_sites_uses_their_key_and_cost() -> None:
     assert found == (first.key, 3, {"GET", "HEAD", "POST"})
     assert (silent.block, silent.count_if, silent.replaces) == (False, count_if, (first, second))
     assert limit_name(silent) == "search"
-    plain = compile({**API, "name": "search", "method": "PUT", "cost": 1}).in_place_of(
+    plain = compile({**API, "name": "search", "method": "PUT", "cost": 1}).replacing(
         [first, second]
     )
     assert plain.template is not None
@@ -231,12 +231,12 @@ def test_a_rule_continues_only_matching_counts_of_limits_in_code(
         "rate": [f"{limit}/{unit}" for unit, limit in rates.items()],
     }
     compiled = compile(declared | ({"key": key} if key else {}))
-    replacing = compiled.in_place_of(sites).template
+    replacing = compiled.replacing(sites).template
     assert replacing is not None
     of_key = [site for site in sites if site.key.name == (key or sites[0].key.name)]
     for template, known in (
         (replacing, [limit for site in of_key for limit in site.template.limits("g")]),
-        (compiled.template.in_place_of(limiter.limits), limiter.limits),
+        (compiled.template.replacing(limiter.limits), limiter.limits),
     ):
         limits = template.limits("g")
         assert len({limit.key_part for limit in limits}) == len(limits)
@@ -296,7 +296,7 @@ def in_place(code: dict[str, Any], code_rate: object = "7/d", **words: Any) -> I
     """Return the limits of a rule that replaces a call site with these options."""
     site = compile_call_site("g", "ip", code_rate, ALL, 1, code)  # type: ignore[arg-type]
     given = {"name": "g", "group": "g", "rate": "5/d", **words}
-    template = compile(given).in_place_of([site]).template
+    template = compile(given).replacing([site]).template
     assert template is not None
     for each in (template, *(tier for _, tier in template.tiers)):
         yield from each.limits("g")
@@ -320,7 +320,7 @@ def test_an_option_that_a_rule_omits_stays_as_in_code(option: str) -> None:
     limiter = RateLimiter("g", "7/d", **code)
     rule = compile({"name": "g", "group": "g", "rate": "5/d"})
     assert rule.template is not None
-    (limit,) = rule.template.in_place_of(limiter.limits).limits("g")
+    (limit,) = rule.template.replacing(limiter.limits).limits("g")
     assert getattr(limit, option) == in_code
     assert next(in_place({"mode": "shadow"})).mode == "enforce"
 
@@ -352,7 +352,7 @@ def test_slots_take_no_options_of_the_rates_in_code() -> None:
     for words, burst in (({"rate": "2", "algorithm": "concurrency"}, None), ({"rate": "5/d"}, 2)):
         rule = compile({"name": "g", "group": "g", **words})
         assert rule.template is not None
-        (limit,) = rule.template.in_place_of(limiter.limits).limits("g")
+        (limit,) = rule.template.replacing(limiter.limits).limits("g")
         assert limit.burst == burst
 
 
