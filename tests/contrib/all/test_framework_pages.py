@@ -62,6 +62,7 @@ def get_statuses(url: str, count: int) -> list[int]:
 def test_operations_of_django_ninja_are_limited_and_the_schema_has_the_429(
     page: ModuleType,
 ) -> None:
+    """Operations by address and by API key are refused when their units are used."""
     with serve(path("api/", page.api.urls)):
         assert get_statuses("/api/search", 6) == [200] * 5 + [429]
         refusal = Client(headers={"Accept": "application/json"}).get("/api/search").json()
@@ -76,6 +77,7 @@ def test_operations_of_django_ninja_are_limited_and_the_schema_has_the_429(
 def test_controllers_of_django_modern_rest_are_limited_and_the_schema_has_the_429(
     page: ModuleType,
 ) -> None:
+    """Methods for reading and for uploads have limits of their own."""
     openapi = pytest.importorskip("dmr.openapi")
     routing = pytest.importorskip("dmr.routing")
     reports, uploads = page.Reports.as_view(), page.Uploads.as_view()
@@ -92,6 +94,7 @@ def test_controllers_of_django_modern_rest_are_limited_and_the_schema_has_the_42
 
 @of_page("task-queues.rst")
 def test_tasks_of_django_get_turns_that_are_a_quarter_of_a_second_apart(page: ModuleType) -> None:
+    """A queue of the limit delays each task until its turn."""
     from django.tasks import default_task_backend  # type: ignore[import-not-found, unused-ignore]
 
     for _ in range(3):
@@ -103,6 +106,7 @@ def test_tasks_of_django_get_turns_that_are_a_quarter_of_a_second_apart(page: Mo
 
 @of_page("task-queues.rst")
 def test_a_refused_task_of_huey_is_scheduled_again(page: ModuleType) -> None:
+    """The task has its arguments, and earlier tasks have run."""
     for recipient in ("ada", "grace", "alan"):
         page.send_mail(recipient)
     for _ in range(3):
@@ -114,6 +118,8 @@ def test_a_refused_task_of_huey_is_scheduled_again(page: ModuleType) -> None:
 
 @of_page("task-queues.rst")
 def test_a_refused_job_of_procrastinate_stays_to_do(page: ModuleType) -> None:
+    """Other jobs of the customer succeed."""
+
     async def work() -> None:
         async with page.app.open_async():
             for _ in range(3):
@@ -146,6 +152,8 @@ async def disconnect(client: ApplicationCommunicator) -> None:
 
 @of_page("channels.rst")
 def test_messages_and_connections_of_channels_are_limited(page: ModuleType) -> None:
+    """A refused message gets the seconds to wait, and a refused connection is closed."""
+
     async def talk() -> list[Any]:
         client, accepted = await connect(page.Chat, 1)
         assert accepted
@@ -170,6 +178,8 @@ def test_messages_and_connections_of_channels_are_limited(page: ModuleType) -> N
 
 @of_page("channels.rst")
 def test_a_closed_connection_of_channels_gives_its_slot_back(page: ModuleType) -> None:
+    """A fourth connection of a user is accepted after one has closed."""
+
     async def open_four() -> None:
         opened = [await connect(page.Room, 3) for _ in range(4)]
         assert [accepted for _, accepted in opened] == [True] * 3 + [False]
