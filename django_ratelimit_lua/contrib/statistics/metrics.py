@@ -126,7 +126,7 @@ def _iterate_gauges() -> Iterable[Gauge]:
 
 
 BANS_ACTIVE = Gauge(
-    "count_active_bans",
+    "bans_active",
     "Bans that are in force, by rule or call site.",
     ("rule",),
     lambda: {(name,): number for name, number in count_active_bans().most_common(MAX_LABELS)},
