@@ -17,7 +17,7 @@ from ..exceptions import StoreError
 from ..identity.names import Name
 from ..operations.bans import ActiveBan, active_bans, lift_bans
 from ..operations.known_limits import place_words
-from .client_search import compile_matcher, computed_clients
+from .client_search import matching_digests
 from .identities import (
     SEE_NAMES,
     client_links,
@@ -146,17 +146,16 @@ def _search_bans(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> l
     also matches by its network or a part of its name, and a ban by its reason.
     """
     folded = text.casefold()
-    digests = {client.digest for client in computed_clients(text)}
-    matches_client = compile_matcher(text)
+    names: dict[str, Name] = {ban.identity: [] for ban in bans}
+    if sees_names:
+        names |= {ban.identity: ban.who for ban in bans if ban.who}
+    digests = matching_digests(text, names)
     found = []
     for ban in bans:
         texts = [ban.limit, ban.rule, place_words(ban.name)]
-        name: Name = []
         if sees_names:
             texts.append(ban.why)
-            name = ban.who
-        is_client = ban.identity in digests or matches_client(ban.identity, name)
-        if is_client or any(folded in each.casefold() for each in texts):
+        if ban.identity in digests or any(folded in each.casefold() for each in texts):
             found.append(ban)
     return found
 

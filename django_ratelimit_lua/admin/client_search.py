@@ -177,6 +177,16 @@ def _matches_part(kind: str, value: str, word: str, user: User | None) -> bool:
     return False
 
 
+def matching_digests(text: str, named: Mapping[str, Name]) -> set[str]:
+    """Return the digests of the clients that a text means, among all that limits would count.
+
+    Clients with a recorded name match also by a part of their name, and by a network.
+    """
+    matches = compile_matcher(text)
+    digests = {client.digest for client in computed_clients(text)}
+    return digests | {digest for digest, name in named.items() if matches(digest, name)}
+
+
 def is_prefix(text: str) -> bool:
     """Return whether a text is a digest, or a prefix of one that is long enough for a search."""
     return _PREFIX.fullmatch(text.lower()) is not None

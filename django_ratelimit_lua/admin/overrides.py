@@ -23,6 +23,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import StoreError
 from ..identity.address import overlaps
+from ..identity.names import Name
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride
 from ..operations.formatting import moment_element
@@ -30,15 +31,13 @@ from ..operations.known_limits import place_words
 from ..operations.subjects import add_override
 from ..rules.describe import rate_words
 from ..rules.provider import loaded_ruleset
-from .client_search import compile_matcher, computed_clients
+from .client_search import matching_digests
 from .identities import known_clients
 from .override_form import OverrideForm, override_effects
 from .pages import ActingAdmin, Context, View, may
 
 REPEATED = "_ratelimit_repeated"
 """Set on an override that was not added, because an equal one exists."""
-
-
 MAX_NAMED = 100
 """Maximum number of overrides that the page before a deletion names."""
 
@@ -111,7 +110,9 @@ class OverrideAdmin(ActingAdmin):
     @admin.display(description=gettext_lazy("created at"))
     def created(self, override: RateLimitOverride) -> str:
         """Return the moment as on all pages."""
-        return (override.created_at and moment_element(override.created_at)) or "—"
+        if override.created_at is None:  # It is not saved yet.
+            return "—"
+        return moment_element(override.created_at)
 
     @admin.action(description=gettext_lazy("End now"), permissions=["block"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:
@@ -157,24 +158,23 @@ class OverrideAdmin(ActingAdmin):
         """Show what the override in a form does to each limit that it concerns."""
         if not self.has_add_permission(request) and not self.has_change_permission(request):
             raise PermissionDenied
-        given = request.POST
-        burst = given.get("burst", "")
-        is_limit = given.get("effect") == RateLimitOverride.Effects.LIMIT
-        context: Context = {"needs_rule": is_limit and not given.get("rule")}
-        page = "admin/django_ratelimit_lua/ratelimitoverride/effect.html"
-        if is_limit and not given.get("rate"):
+        values = request.POST
+        effect = values.get("effect", "")
+        rate = values.get("rate", "")
+        burst = values.get("burst", "")
+        is_limit = effect == RateLimitOverride.Effects.LIMIT
+        context: Context = {"needs_rule": is_limit and not values.get("rule")}
+        if is_limit and not rate:
             context["problem"] = _("Enter the rate to see what the client gets.")
-            return TemplateResponse(request, page, context)
-        try:
-            context["effects"] = override_effects(
-                given.get("rule", ""),
-                given.get("effect", ""),
-                given.get("rate", ""),
-                int(burst) if burst.isdecimal() else None,
-            )
-        except LimitError as error:
-            context["problem"] = error
-        return TemplateResponse(request, page, context)
+        else:
+            number = int(burst) if burst.isdecimal() else None
+            try:
+                effects = override_effects(values.get("rule", ""), effect, rate, number)
+                context["effects"] = effects
+            except LimitError as error:
+                context["problem"] = error
+        template = "admin/django_ratelimit_lua/ratelimitoverride/effect.html"
+        return TemplateResponse(request, template, context)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[RateLimitOverride], search_term: str
@@ -183,11 +183,10 @@ class OverrideAdmin(ActingAdmin):
         rows, is_distinct = super().get_search_results(request, queryset, search_term)
         if not search_term:
             return rows, is_distinct
-        digests = {client.digest for client in computed_clients(search_term)}
-        with suppress(StoreError):
+        named: dict[str, Name] = {}
+        with suppress(StoreError):  # The page reports it, see `audited`.
             named = known_clients(request)
-            matches = compile_matcher(search_term)
-            digests |= {digest for digest, name in named.items() if matches(digest, name)}
+        digests = matching_digests(search_term, named)
         networks = [
             network
             for network in queryset.values_list("network", flat=True)
@@ -197,12 +196,14 @@ class OverrideAdmin(ActingAdmin):
         return rows | found, is_distinct
 
     def get_autocomplete_fields(self, request: HttpRequest) -> tuple[str, ...]:
+        """Return the user, if the admin of users can search. Otherwise, its field is a list."""
         users = self.admin_site._registry.get(get_user_model())
         if users is None or not users.get_search_fields(request):
             return ()
         return ("user",)
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Return a class of the form that knows the request."""
         form = super().get_form(request, *args, **kwargs)
         return type(form.__name__, (form,), {"request": request})
 
@@ -238,12 +239,12 @@ class OverrideAdmin(ActingAdmin):
         """Return whether an override is in force, from when and until when."""
         now = timezone.now()
         moment = override.ends
-        if moment is not None and moment <= now:
+        if override.ends is not None and override.ends <= now:
             text = _("ended {moment}")
         elif override.starts is not None and override.starts > now:
             moment = override.starts
             text = _("from {moment}")
-        elif moment is None:
+        elif override.ends is None:
             text = _("for good")
         else:
             text = _("until {moment}")
@@ -279,9 +280,9 @@ class OverrideAdmin(ActingAdmin):
             vars(obj)[REPEATED] = True
 
     def log_addition(self, request: HttpRequest, obj: RateLimitOverride, message: object) -> Any:
-        if REPEATED not in vars(obj):
-            return super().log_addition(request, obj, message)
-        return None
+        if REPEATED in vars(obj):
+            return None
+        return super().log_addition(request, obj, message)
 
     def response_add(
         self, request: HttpRequest, obj: RateLimitOverride, post_url_continue: str | None = None
