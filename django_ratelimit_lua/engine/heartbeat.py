@@ -107,8 +107,10 @@ class Heartbeat:
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        # A child is a process of its own; until its first heartbeat, the number of processes is
-        # that of its parent.
+        """Become a process of its own, which is not registered.
+
+        Until its first heartbeat, a child uses the number of processes that its parent has found.
+        """
         self._id = uuid.uuid4().hex
         self._since = Clock.time()
         self.is_started = False

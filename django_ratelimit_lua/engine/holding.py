@@ -3,7 +3,7 @@
 - Buckets reserve a turn before the wait. A caller that is cancelled or interrupted gives exactly
   that turn back, by the moment from which its units count. All other limits reserve nothing: a
   refused caller waits and tries again, and no order is promised.
-- A caller whose decision has granted slots immediately makes a `Held` of them, and releases that
+- A caller with slots granted by its decision immediately makes a `Held` of them, and releases that
   when the work is done: for a request, when its response is closed. Until then the slots are
   renewed.
 """

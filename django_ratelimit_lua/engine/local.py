@@ -168,6 +168,7 @@ def _units_admitted(limit: Limit, in_outage: bool) -> float:
 
 @lru_cache(maxsize=1024)
 def _warn_once(name: str, units: int, count: int) -> None:
+    """Warn that a split limit has fewer units than there are processes."""
     logger.warning(
         "The split limit %r has too few units (%d) for %d processes: some of them admit nothing. "
         "Raise the limit, start fewer processes, or remove `split`.",

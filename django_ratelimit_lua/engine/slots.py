@@ -2,7 +2,7 @@
 
 A slot lasts for `RATELIMIT_SLOT_SECONDS` after it is taken or renewed. One background task renews
 all slots of the process, four times in that period. The slots of a process that is killed, stopped
-or disconnected for longer, and slots whose holder was garbage-collected, end by themselves.
+or disconnected for longer end by themselves, as do slots with a garbage-collected holder.
 
 A release names the slot: releasing it twice, or after it has ended, frees nothing. If a renewal
 finds that a held slot has ended, the log and the signal `slot_lost` report it once.

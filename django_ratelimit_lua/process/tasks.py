@@ -2,8 +2,8 @@
 
 A task starts with the first caller that needs it, again in a child process, and ends with the
 process. `management/verbs/site.py` lists them. This is the only module that starts threads, and
-that hooks the end of the process: by Python's `atexit`, or by multiprocessing, whose children end
-without it.
+that hooks the end of the process: by Python's `atexit`, or by multiprocessing, because its children
+end without `atexit`.
 """
 
 from __future__ import annotations

@@ -294,6 +294,7 @@ class Subscription:
 
     @property
     def _connection(self) -> BlockingConnection:
+        """Return the connection of redis-py. Raises its `ConnectionError` if it is closed."""
         connection: BlockingConnection | None = self._subscriber.redis_connection
         if connection is None:
             raise RedisConnectionError("the connection was closed")

@@ -1,6 +1,6 @@
 """The store of a cluster, and the nodes and hash slots that it knows.
 
-All limits of one identity are in one hash slot, and its node decides them. A call whose keys are in
+All limits of one identity are in one hash slot, and its node decides them. A call with keys in
 several hash slots is decided slot by slot, in its own order. Each slot decides its part atomically.
 A hit is admitted only if every limit allows it. After a refusal the remaining slots are only read,
 because the decision contains the numbers of every limit. Units that were taken before the refusal
@@ -182,7 +182,7 @@ class Cluster:
     async def read_map(self, deadline: Deadline, send: SendToNode) -> None:
         """Read the map of hash slots from the first node that replies.
 
-        If no node does, the last map stays in use. Raises `RedisError` if there is none.
+        If no node does, the last map stays in use. Raises `RedisError` without one.
         """
         last_error: Exception = RedisConnectionError("no node of the cluster could be reached")
         for address, share in deadline.shares(self._candidates()):
@@ -230,6 +230,7 @@ class Cluster:
         self._failing &= self.masters
 
     def _holder(self, slot: int) -> Address:
+        """Return the node that has a hash slot. Raises `ConnectionError` of redis-py."""
         address = self.master(slot)
         if address is None:
             raise RedisConnectionError(f"no node of the cluster has the hash slot {slot}")
@@ -331,6 +332,7 @@ class ShardedStore(Store):
     def _portions(
         self, items: Sequence[tuple[bytes, ...]]
     ) -> Iterator[Sequence[tuple[bytes, ...]]]:
+        """Yield the items in portions, each in one hash slot."""
         for places in _places_by_slot([item[0] for item in items]).values():
             yield from super()._portions([items[place] for place in places])
 

@@ -209,7 +209,7 @@ def plain_command(*parts: bytes) -> Command[Reply]:
 def script_command(
     program: Program, keys: Sequence[bytes], arguments: Sequence[bytes]
 ) -> Command[list[Reply]]:
-    """Return the command that runs a script whose reply is an array."""
+    """Return the command that runs a script, which must return an array."""
 
     def read(reply: Reply) -> list[Reply]:
         if not isinstance(reply, list):

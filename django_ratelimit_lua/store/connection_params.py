@@ -60,7 +60,7 @@ class ConnectionParams(NamedTuple):
 
     - `options`: the arguments for the connection class;
     - `nodes`: the nodes of a cluster that the alias names;
-    - `service`, `sentinels`: the service whose master the Sentinels know.
+    - `service`, `sentinels`: the service and the Sentinels that know its master.
     """
 
     name: str

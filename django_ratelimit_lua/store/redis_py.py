@@ -96,6 +96,7 @@ class DeadlineSocket:
         self._may_wait = seconds != 0
 
     def sendall(self, data: bytes) -> None:
+        """Send all bytes. Usually the first attempt does so, without setting a timeout."""
         try:
             sent = self.sock.send(data)
         except _BLOCKED:
@@ -105,6 +106,7 @@ class DeadlineSocket:
             sent += self._run_within_deadline(self.sock.send, memoryview(data)[sent:])
 
     def recv(self, size: int, flags: int = 0) -> bytes:
+        """Receive at most `size` bytes, or peek at those that have arrived."""
         if flags:  # redis-py peeks at what has arrived.
             return self.sock.recv(size, flags)
         data = self._run_within_deadline(self.sock.recv, size)
@@ -166,6 +168,7 @@ class BlockingConnection(synchronous.AbstractConnection):
     socket_connect_timeout = socket_timeout
 
     def _connect(self) -> DeadlineSocket:
+        """Connect. redis-py uses the returned socket from then on."""
         self._began = Clock.monotonic()
         try:
             sock = super()._connect()  # type: ignore[safe-super] # The class that this is mixed into has one.
