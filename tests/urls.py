@@ -99,11 +99,6 @@ def broken(request: HttpRequest) -> HttpResponse:
     raise BoomError
 
 
-@ratelimit(key="user", rate="2/m")
-async def personal(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("personal")
-
-
 def custom(request: HttpRequest, exception: Any) -> HttpResponse:
     return HttpResponse(f"custom {exception.decision.denied_by}", status=418)
 
@@ -126,5 +121,4 @@ urlpatterns = [
     path("advisory", advisory),
     path("form", form),
     path("broken", broken),
-    path("personal", personal),
 ]

@@ -14,7 +14,6 @@ from django.core.management import call_command  # noqa: E402
 from django_ratelimit_lua import RateLimiter  # noqa: E402
 from tests.bench.breakers import breakers  # noqa: E402
 from tests.bench.client import client_cost, deny_cache, outage  # noqa: E402
-from tests.bench.coroutines import coroutines  # noqa: E402
 from tests.bench.counting import counting  # noqa: E402
 from tests.bench.crawlers import calm_cost, crawlers  # noqa: E402
 from tests.bench.gateway import gateway  # noqa: E402
@@ -37,7 +36,6 @@ def main() -> None:
     setup()
     client_cost()
     counting()
-    coroutines()
     server_cost()
     slots()
     breakers()

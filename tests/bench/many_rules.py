@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cProfile
 import io
 import os
 import statistics
@@ -145,10 +144,6 @@ def measured(name: str, work: Callable[[int], None], rounds: int) -> Cost:
     for number in range(1, rounds + 1):
         with cost.measure():
             work(number)
-    if name in sys.argv:
-        profile = cProfile.Profile()
-        profile.runcall(work, rounds + 1)
-        profile.dump_stats(f"{name.replace(' ', '-')}.profile")
     return cost
 
 

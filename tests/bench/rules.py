@@ -1,15 +1,12 @@
-"""The cost of 1,000 rules and 20,000 overrides for a request, and of the worst globs."""
+"""The cost of 1,000 rules and 20,000 overrides for a request."""
 
 from __future__ import annotations
 
-import functools
 import gc
-import json
 import resource
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 from django.http import HttpResponse
@@ -19,9 +16,7 @@ from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.conditions import PathPattern
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.rules.snapshot import RULES_MEMBERS, Snapshot, parse_part
 
 RULES, OVERRIDES = 1000, 20_000
 ROUNDS, REQUESTS = 11, 300
@@ -103,67 +98,3 @@ def bench_rules() -> None:
         f"{snapshot / 1024:.0f} KiB of text);"
     )
     print(f"peak of the process that also wrote the 20,000 overrides: {peak} MiB\n")
-    _edits()
-    _globs()
-
-
-def _edits() -> None:
-    """Print the cost of an edit of one rule among 10,000, and of reading all of them."""
-    declared = [
-        {
-            "id": n,
-            "name": f"rule {n}",
-            "path": f"/app{n}/" if n % 3 else f"/shop{n}/*/",
-            "key": "ip",
-            "rate": "100/m",
-        }
-        for n in range(10_000)
-    ]
-    text = json.dumps({"rules": declared}).encode()
-    parse = functools.partial(parse_part, text, RULES_MEMBERS, {})
-    edited = [*declared[:-1], {**declared[-1], "rate": "5/m"}]
-    before = Ruleset((), Snapshot(rules={"rules": declared}))
-
-    def first() -> None:
-        Ruleset((), Snapshot(rules=parse()))
-
-    def edit() -> None:
-        Ruleset((), Snapshot(rules={"rules": edited}), before=before)
-
-    whole, parsed, changed = (
-        _best(first, 3),
-        _best(parse),
-        _best(edit),
-    )
-    print(f"{'10,000 rules':38}{'ms':>9}{'x':>7}")
-    for name, seconds in (
-        ("read for the first time", whole),
-        ("the text alone", parsed),
-        ("an edit of one", changed),
-    ):
-        print(f"{name:38}{seconds * 1000:9.1f}{seconds / whole:7.3f}")
-    print("aim: an edit at most 0.05x; in a thread, while the old rules go on\n")
-
-
-def _globs() -> None:
-    """Print the time of the worst patterns of 1,000 characters with paths of 10,000."""
-    patterns: dict[str, tuple[str, str]] = {
-        "a*a*a*…b against aaa…": ("/" + "a*" * 499 + "b", "/" + "a" * 9999),
-        "**a**a…b against aaa…": ("/" + "**a" * 332 + "b", "/" + "a" * 9999),
-        "*/*/*… against ////…": ("/*" * 499, "/" * 10_000),
-    }
-    print(f"{'the worst globs':38}{'ms':>9}")
-    for name, (pattern, path) in patterns.items():
-        print(
-            f"{name:38}{_best(functools.partial(PathPattern(pattern).matches, path)) * 1000:9.2f}"
-        )
-    print("aim: low milliseconds\n")
-
-
-def _best(function: Callable[[], Any], rounds: int = 7) -> float:
-    times = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - started)
-    return min(times)

@@ -1,4 +1,4 @@
-"""The effect of leases, of the deny cache and of a cluster, with real processes."""
+"""The effect of leases and of a cluster, with real processes."""
 
 from __future__ import annotations
 
@@ -135,25 +135,6 @@ def leases() -> None:
     )
 
 
-def flood() -> None:
-    """Print the refusals of one identity in four processes."""
-    with Server() as server:
-        with Redis.from_url(server.url) as direct:
-            before = _calls(direct)
-            reports = crowd(alias(server.url), 4, rate="0/h")
-            calls = _calls(direct) - before - 4
-        rate = calls / 4 / SECONDS
-    print(
-        f"a flood of one refused identity, 4 processes: {per_second(reports):.0f} refusals/s,",
-        end=" ",
-    )
-    print(f"{rate:.1f} calls of Redis per second and process\naim: about 1\n")
-
-
-def _calls(direct: Redis) -> int:
-    return int(direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
-
-
 def shards() -> None:
     """Print the speed, the CPU time and the exactness on one server and on three masters."""
     print(
@@ -189,7 +170,6 @@ def _cpu(server: Server) -> float:
 def bench_scale() -> None:
     """Print all tables."""
     leases()
-    flood()
     shards()
 
 

@@ -54,10 +54,6 @@ class Cluster:
         """Return the server with a key's hash slot."""
         return self._at(self._owner(key_slot(key)))
 
-    def failed_over(self, key: bytes, old: Server) -> bool:
-        """Return whether another server has the key's hash slot now."""
-        return self._owner(key_slot(key), but=old) != old.port
-
     def move(self, key: bytes, to: Server, while_moving: Callable[[], Any] = lambda: None) -> None:
         """Move a key's hash slot to another master, key by key, as redis-cli does."""
         slot, source = key_slot(key), self.master_of(key)

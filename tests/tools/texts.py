@@ -1,15 +1,11 @@
-"""`python -m tests.tools.texts`: print the texts of the package, to be read from top to bottom.
+"""`python -m tests.tools.texts`: print the texts of the package for readers.
 
-python -m tests.tools.texts messages       messages of exceptions, checks, logs and commands
-python -m tests.tools.texts admin          texts of the admin and of templates
-python -m tests.tools.texts sample 7       random docstrings, messages and names of tests
-python -m tests.tools.texts untranslated   texts that a catalogue lacks; exits with 1
+`python -m tests.tools.texts untranslated` prints those that a catalogue lacks, and exits with 1.
 """
 
 from __future__ import annotations
 
 import ast
-import random
 import re
 import sys
 from collections.abc import Iterator
@@ -66,50 +62,15 @@ def calls(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def messages() -> Iterator[str]:
-    """Yield the messages of the package, each with its place."""
+    """Yield the texts of the package and of its templates, each with its place."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        if "migrations" not in path.parts and "admin" not in path.parts:
+        if "migrations" not in path.parts:
             for line, kind, text in calls(path):
                 yield f"{path.relative_to(PACKAGE)}:{line}: [{kind}] {text}"
-
-
-def admin_texts() -> Iterator[str]:
-    """Yield the texts of the admin's code, and of all templates."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if "admin" in path.parts or path.name in ("admin.py", "extension.py"):
-            for line, _kind, text in calls(path):
-                yield f"{path.relative_to(PACKAGE)}:{line}: {text}"
     pattern = r'{% translate "([^"]+)"|{% blocktranslate[^%]*%}(.*?){%'
     for path in sorted(PACKAGE.rglob("*.html")):
         for found in re.finditer(pattern, path.read_text(), re.DOTALL):
             yield f"{path.name}: {' '.join((found[1] or found[2]).split())}"
-
-
-def docstrings() -> Iterator[str]:
-    """Yield the docstrings of the package, each with its place."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            text = ast.get_docstring(node) if isinstance(node, kinds) else None
-            if text:
-                place = path.relative_to(PACKAGE)
-                yield f"{place}: {getattr(node, 'name', 'module')}: {text.partition('>>>')[0]}"
-
-
-def test_names() -> Iterator[str]:
-    """Yield the names of tests, as words."""
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for name in re.findall(r"def test_(\w+)", path.read_text()):
-            yield f"{path.name}: {name.replace('_', ' ')}"
-
-
-def sample(seed: int) -> Iterator[str]:
-    """Yield texts drawn by a seed."""
-    chance = random.Random(seed)
-    sources = (("docstring", docstrings, 60), ("message", messages, 30), ("test", test_names, 30))
-    for kind, source, number in sources:
-        for text in chance.sample(list(source()), number):
-            yield f"[{kind}] {text}\n"
 
 
 def untranslated() -> list[str]:
@@ -135,23 +96,15 @@ def untranslated() -> list[str]:
     return missing
 
 
-def main(arguments: list[str]) -> None:
-    match arguments:
-        case ["untranslated"]:
-            missing = untranslated()
-            print("\n".join(missing))
-            sys.exit(bool(missing))
-        case ["messages"]:
-            texts = messages()
-        case ["admin"]:
-            texts = admin_texts()
-        case ["sample", seed]:
-            texts = sample(int(seed))
-        case _:
-            sys.exit(__doc__)
-    for text in texts:
-        print(text)
+def main(arguments: list[str]) -> int:
+    """Print texts, and return 1 if a translation is missing."""
+    if arguments == ["untranslated"]:
+        missing = untranslated()
+        print("\n".join(missing))
+        return int(bool(missing))
+    print("\n".join(messages()))
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
