@@ -59,8 +59,8 @@ def parts(paths: list[str]) -> dict[str, list[str]]:
     """Return these paths by the annexes that they need. A folder that holds folders of a group is
     in that group, too.
 
-    >>> parts(["tests/contrib/gateway/test_paths.py", "docs"])["gateway"]
-    ['tests/contrib/gateway/test_paths.py']
+    >>> parts(["tests/contrib/gateway/test_json.py", "docs"])["gateway"]
+    ['tests/contrib/gateway/test_json.py']
     """
     found: dict[str, list[str]] = {}
     for word in paths:

@@ -1,13 +1,46 @@
-"""The request that a proxy describes."""
+"""The request that a proxy describes: its address, its headers, its paths and its user."""
 
 from __future__ import annotations
 
+import json
+import posixpath
+import shutil
+import subprocess
+import sys
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
-from django_ratelimit_lua.contrib.gateway.described_request import read_described_request
+from django_ratelimit_lua.contrib.gateway.described_request import (
+    MAX_PATH_LENGTH,
+    MAX_SEGMENTS,
+    find_possible_paths,
+    read_described_request,
+    remove_dot_segments,
+)
 from django_ratelimit_lua.contrib.gateway.http import meta_of
+
+ODD = "/ // /.. /. .. \\ %2f %5C ; # a b %2e %61 ..; ;a=1"
+ATTACKS = (
+    r"/x/../login//../ /static\..\login/ /x/../login/..%2f..%2fy /a/%2e%2e/login /static/#/../b"
+)
+sent = st.lists(st.sampled_from(ODD.split()), max_size=12).map(lambda parts: "/" + "".join(parts))
+NODE = """
+for (const sent of JSON.parse(process.argv[1])) console.log(JSON.stringify(new URL("http://h" + sent).pathname))
+"""  # noqa: E501
+WITHOUT_USERS = """
+import django
+from django.conf import settings
+settings.configure(SECRET_KEY="tests", INSTALLED_APPS=["django_ratelimit_lua", "django_ratelimit_lua.contrib.gateway"])
+django.setup()
+import django_ratelimit_lua.contrib.gateway.urls
+from django_ratelimit_lua.contrib.gateway.described_request import ReportedUser
+print(ReportedUser("ada"))
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -59,3 +92,76 @@ def test_header_names_are_matched_in_every_spelling() -> None:
         "CONTENT_TYPE": "5",
         f"HTTP_{'Y' * 500}": "6",
     }
+
+
+def test_a_site_without_users_accepts_any_text() -> None:
+    """The user is counted by the text that the proxy reports."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_USERS], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "ada\n"
+
+
+@given(st.text("/.ab%", max_size=30))
+def test_normalising_a_path_twice_changes_nothing(path: str) -> None:
+    """The result begins with a slash, and has no empty or dot segments."""
+    normal = remove_dot_segments(path)
+    assert remove_dot_segments(normal) == normal
+    assert normal.startswith("/")
+    assert not {"", ".", ".."} & set(normal.strip("/").split("/")) or normal == "/"
+
+
+def _as_posix(path: str) -> str:
+    """Return the path as Go's `path.Clean` does, without a final slash."""
+    return "/" + posixpath.normpath(path).lstrip("/")
+
+
+def _as_servlets(path: str) -> str:
+    """Return the path without the parameters of its segments, which are removed before decoding
+    (Servlet 6, 3.5.2).
+    """
+    return _as_posix(
+        unquote("/".join(part.partition(";")[0] for part in path.partition("#")[0].split("/")))
+    )
+
+
+@given(sent)
+def test_the_readings_of_a_path_include_those_of_common_servers(path: str) -> None:
+    """The servers decode and clean the path with or without the text after `#`, do neither, remove
+    parameters as servlets do, or split at backslashes.
+    """
+    found = set(find_possible_paths(path))
+    ends = found | {each.rstrip("/") or "/" for each in found}
+    assert unquote(path.partition("#")[0]) in found
+    assert {
+        _as_posix(unquote(path)),
+        _as_posix(unquote(urlsplit("http://h" + path).path) or "/"),
+    } <= ends
+    assert _as_servlets(path) in ends
+    assert _as_posix(unquote(path.partition("#")[0]).replace("\\", "/")) in ends
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="NO NODE TEST: node is not installed (Debian: nodejs)"
+)
+@hypothesis_settings(max_examples=5, deadline=None)
+@given(st.lists(sent, min_size=20, max_size=200))
+@example(ATTACKS.split())
+def test_the_readings_of_a_path_include_that_of_the_url_standard(paths: list[str]) -> None:
+    """Random paths and those of attackers are compared with the parser of Node, which browsers
+    share.
+    """
+    run = ["node", "--eval", NODE, json.dumps(paths)]
+    told = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+    for path, line in zip(paths, told, strict=True):
+        assert unquote(json.loads(line)) in find_possible_paths(path), path
+
+
+def test_an_ambiguous_path_that_is_too_long_is_refused() -> None:
+    """Its readings would take long. A long path of plain segments is accepted."""
+    assert find_possible_paths("/a" * 2000) == ("/a" * 2000,)
+    with pytest.raises(ValueError, match=f"more than {MAX_SEGMENTS} segments"):
+        find_possible_paths("/a/.." * 2000)
+    with pytest.raises(ValueError, match=f"{MAX_PATH_LENGTH} characters"):
+        find_possible_paths("/;" + "a" * MAX_PATH_LENGTH)
+    assert len(find_possible_paths("/" + "a" * MAX_PATH_LENGTH)) == 1

@@ -9,8 +9,7 @@ import socket
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ import yaml
 
 from tests.contrib.gateway.grpc_gateway import Gateway
 from tests.contrib.gateway.proxies import binary, rush, started
-from tests.support.processes import ROOT, free_port, running
+from tests.support.processes import ROOT, free_port, running, until
 
 DOCS = Path(__file__).parents[3] / "docs" / "annexes" / "rate-limit-service.rst"
 pytestmark = pytest.mark.skipif(
@@ -103,13 +102,6 @@ class Site:
             return response.status, found, response.read().decode()
         finally:
             connection.close()
-
-
-def until(is_so: Callable[[], Any]) -> None:
-    end = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +217,7 @@ def test_sent_bytes_are_charged_after_the_response(site: Site) -> None:
         entries = (("generic_key", "bytes"), ("remote_address", "127.0.0.1"))
         before = client.left(*entries, domain="site")
         assert site.get("/bytes")[0] in (200, 429)
-        until(lambda: before > client.left(*entries, domain="site"))
+        until(lambda: before > client.left(*entries, domain="site"), "the bytes are charged")
 
 
 def test_requests_are_decided_without_redis_and_without_the_gateway(tmp_path: Path) -> None:
@@ -237,13 +229,13 @@ def test_requests_are_decided_without_redis_and_without_the_gateway(tmp_path: Pa
         other = stack.enter_context(envoy(tmp_path, site.upstream, site.gateway, "--fail=open"))
         assert (site.get()[0], site.get(port=other)[0]) == (200, 200)
         site.gateway.redis.stop()
-        until(lambda: site.get()[0] == 429)
+        until(lambda: site.get()[0] == 429, "the policy decides")
         site.gateway.redis.start()
-        until(lambda: site.get()[0] == 200)
+        until(lambda: site.get()[0] == 200, "the gateway decides")
         site.gateway.stop()
         assert (site.get()[0], site.get(port=other)[0]) == (503, 200)
         site.gateway.start()
-        until(lambda: site.get()[0] == 200)
+        until(lambda: site.get()[0] == 200, "the gateway decides")
 
 
 def test_the_rules_in_the_documentation_are_valid(tmp_path: Path) -> None:

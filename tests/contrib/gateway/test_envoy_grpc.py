@@ -6,9 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from django_ratelimit_lua.contrib.gateway import grpc_server, protocol
 from django_ratelimit_lua.contrib.gateway.protocol import MAX_BYTES
 from tests.contrib.gateway.grpc_gateway import METADATA, METHOD, Gateway, question
 from tests.contrib.gateway.proxies import SECRET
+from tests.support.processes import until
 
 OK, OVER = protocol.OK, protocol.OVER_LIMIT
 LOGIN = [("generic_key", "login"), ("remote_address", "203.0.113.9")]
@@ -51,20 +51,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     }
     with Gateway(tmp_path_factory.mktemp("gateway"), RULES, processes=2, **names) as found:
         yield found
-
-
-def until(is_so: Callable[[], Any], seconds: float = 30) -> None:
-    """Wait until the condition holds."""
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_processes_share_their_counts(gateway: Gateway) -> None:
-    """Each of the processes responds over a connection of its own."""
-    with gateway.client() as one, gateway.client() as other:
-        assert [client.code(LOGIN) for client in (one, other, one, other)] == [OK, OK, OVER, OVER]
 
 
 @pytest.mark.parametrize(
@@ -112,31 +98,18 @@ def test_exactly_the_allowed_calls_pass_with_several_processes(gateway: Gateway)
         assert sum(pool.map(some, range(16)), Counter()) == {OK: 500, OVER: 1500}
 
 
-def test_an_edit_applies_to_the_next_call(gateway: Gateway, tmp_path: Path) -> None:
-    """A rule is imported from YAML, and the next call uses it."""
-    text = "- name: edited\n  descriptor:\n  - domain=edge\n  - tenant\n  rate: {}/h\n"
-    file = tmp_path / "rules.yaml"
-    descriptor = [("tenant", "acme")]
-    with gateway.client() as client:
-        for number in (1, 3):
-            file.write_text(text.format(number))
-            gateway.run("ratelimit", "rules", "import", str(file))
-            assert client.ask(descriptor).statuses[0].current_limit.requests_per_unit == number
-        assert [client.code(descriptor) for _ in range(2)] == [OK, OVER]
-
-
 def test_the_policies_decide_while_redis_is_away(gateway: Gateway) -> None:
     """The health service reports SERVING, because the gateway decides."""
     check = "/grpc.health.v1.Health/Check"
     with gateway.client() as client:
         gateway.redis.stop()
-        until(lambda: client.code([("generic_key", "many")]) == OVER)
+        until(lambda: client.code([("generic_key", "many")]) == OVER, "the policy decides")
         for name in ("", protocol.SERVICE):
             request = health_pb2.HealthCheckRequest(service=name).SerializeToString()
             found = health_pb2.HealthCheckResponse.FromString(client.call(request, check, ()))
             assert found.status == health_pb2.HealthCheckResponse.SERVING
         gateway.redis.start()
-        until(lambda: client.code([("tenant", "other")]) == OK)
+        until(lambda: client.code([("tenant", "other")]) == OK, "Redis decides")
 
 
 def test_pending_calls_are_answered_before_the_server_stops(gateway: Gateway) -> None:
@@ -145,7 +118,7 @@ def test_pending_calls_are_answered_before_the_server_stops(gateway: Gateway) ->
     with ThreadPoolExecutor(2) as pool, gateway.client() as client:
         first = client.ask(slow).statuses[0]
         held = [pool.submit(client.code, slow) for _ in range(2)]
-        until(lambda: client.left(*slow) < first.limit_remaining)
+        until(lambda: client.left(*slow) < first.limit_remaining, "a call is held")
         gateway.stop()
         try:
             assert [first.code, *(future.result() for future in held)] == [OK] * 3

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from django.contrib.auth.models import Group
 from django.test import Client
 
 from django_ratelimit_lua.management.rules_yaml import apply, export, plan
@@ -56,32 +53,6 @@ def test_a_rule_for_descriptors_is_edited_in_the_form_and_undone(operator: Clien
         staff("view_ratelimitrule", name="looks").get(f"{RULES}{rule.pk}/change/").content.decode()
     )
     assert [entry for entry in DECLARED if entry not in seen] == []
-
-
-TIER = {"group": "pro", "rate": "50/h"}
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"method": ["POST"]}, "has no method, audience or condition"),
-        ({"audience": "staff"}, "has no method, audience or condition"),
-        ({"waited": "1s"}, "has no method, audience or condition"),
-        ({"user_agent": "x"}, "has no method, audience or condition"),
-        (
-            {"tiers-TOTAL_FORMS": 1, **{f"tiers-0-{name}": value for name, value in TIER.items()}},
-            "A rule with a descriptor has no tiers",
-        ),
-    ],
-)
-def test_the_form_reports_what_a_descriptor_lacks(
-    more: dict[str, Any], text: str, operator: Client
-) -> None:
-    """A descriptor has no method, audience or tier."""
-    Group.objects.create(name="pro")
-    response = operator.post(f"{RULES}add/", given(**{**FORM, **more}))
-    assert text in response.content.decode()
-    assert not RateLimitRule.objects.exists()
 
 
 def test_a_descriptor_survives_yaml_export_and_import(operator: Client) -> None:

@@ -392,14 +392,6 @@ def test_json_is_ascii(tmp_path: Path) -> None:
     assert "Zoë\u2028" in str(json.loads(out.getvalue())["rates"][0]["most_refused"][0]["client"])
 
 
-def test_equal_rates_have_rows_of_their_own(tmp_path: Path) -> None:
-    """A rate may be written in two ways."""
-    log = tmp_path / "access.log"
-    log.write_text(access(*LINES))
-    first, second = report(str(log), "--rate", "2/m", "--rate", "2/60s")["rates"]
-    assert first == second
-
-
 def test_the_table_has_a_row_for_each_rate(tmp_path: Path) -> None:
     """Unreadable lines are counted, and the first three are shown on standard error, without
     control characters.
@@ -428,15 +420,6 @@ def test_the_table_has_a_row_for_each_rate(tmp_path: Path) -> None:
         f"unreadable: {log}: {{}}",
         f'unreadable: {log}: {{"ts": 1}}',
     ]
-
-
-def test_one_request_of_one_client_is_singular(tmp_path: Path) -> None:
-    """The table counts in English."""
-    log = tmp_path / "access.log"
-    log.write_text(access(LINES[0]))
-    out = io.StringIO()
-    call_command("ratelimit", "replay", str(log), "--rate", "2/m", stdout=out)
-    assert out.getvalue().startswith("1 request of 1 client (key ip), ")
 
 
 @example_settings(max_examples=examples(200))

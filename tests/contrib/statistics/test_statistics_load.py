@@ -347,24 +347,6 @@ def test_lists_of_clients_from_ended_workers_are_kept() -> None:
     assert [(one.times, one.error) for one in used] == [(4, 0), *[(1, 0)] * 5]
 
 
-def test_memory_is_bounded_for_any_clients() -> None:
-    """For ever new identities under several rules, a bounded number of clients is stored."""
-    limiters = [
-        RateLimiter(f"crowd.{number}", "1000/h", algorithm="fixed_window") for number in range(2)
-    ]
-    for step in range(3):
-        for number in range(1200):
-            for limiter in limiters:
-                limiter.hit((step, number))
-        recorder.flush()
-    kept = sum(
-        len(summary._estimates)
-        for of in recorder._writer._tops.values()
-        for summary in of.summaries.values()
-    )
-    assert kept <= 2 * 2 * 1024
-
-
 def crowd(name: str, whose: str, people: int, at: float) -> Tables:
     """Return what a process has counted for new clients with a single request each."""
     limit, tables = Limit(name, "1000/h"), Tables(at)
