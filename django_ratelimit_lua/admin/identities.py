@@ -37,7 +37,6 @@ class ReadablePart(NamedTuple):
 
     words: str
     url: str = ""
-    is_known_user: bool = False
 
 
 def visible_name(request: HttpRequest, name: Iterable[Part]) -> Name:
@@ -115,7 +114,7 @@ def _readable_part(
     """Return a part of an identity in words. A user in `users` is named, with a link."""
     if kind == "user" and value in users:
         user = _("user %(user)s") % {"user": users[value]}
-        return ReadablePart(user, _user_url(request, users[value]), is_known_user=True)
+        return ReadablePart(user, _user_url(request, users[value]))
     value = readable(value)
     if kind == "ip":
         return ReadablePart(value)

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from ..identity.names import name_words
 from ..limits.limit import Limit
 from ..models import RateLimitOverride, RateLimitRule
-from ..rules.describe import describe_spec, key_label, rate_words
+from ..rules.describe import describe_spec, rate_words
 from ..rules.provider import reload_ruleset
 from ..rules.rule import Rule
 from ..rules.ruleset import settings_rules
@@ -164,11 +164,6 @@ class KnownLimit(NamedTuple):
         if self.rule is None:
             return self.words
         return describe_rule(self.rule.spec)
-
-    @property
-    def key_label(self) -> str:
-        """Return what the limit counts by, in words."""
-        return key_label(self.key.split("+"))
 
 
 def known_limits() -> Iterator[KnownLimit]:
