@@ -115,7 +115,7 @@ def walks() -> tuple[Walk, Walk]:
     warm, stale = [Walk() for _ in range(5)], [Walk() for _ in range(5)]
     # The listener would receive the change before the hit.
     with (
-        patch.object(listener, "start", lambda: None),
+        patch.object(listener.task, "start", lambda: None),
         patch.object(decide, "decision_hooks", ()),  # The core alone.
     ):
         RateLimitRule.objects.create(name="first", key="ip", rate="5/60m", path="/first")
