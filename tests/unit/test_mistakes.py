@@ -222,7 +222,7 @@ def test_an_exception_subclass_with_a_decision_can_be_pickled() -> None:
 
 
 def test_the_exception_has_a_default_text() -> None:
-    """The default text says what happened, and when to retry if there is a decision."""
+    """The default text has the event, and the retry time of a decision."""
     assert str(Ratelimited()) == "Rate limit exceeded"
     assert str(Ratelimited("Ask sales.")) == "Ask sales."
     assert str(Ratelimited(Decision(False, (MAIL,)))) == "mail: retry in 12 s"
@@ -381,7 +381,7 @@ def test_the_option_durable_without_its_app_is_an_error_that_names_the_app(
 def test_a_missing_app_is_logged_with_what_to_add(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without the app no system check runs, so the first decision says what does not apply."""
+    """Without the app no system check runs, so the first decision reports what does not apply."""
     settings.INSTALLED_APPS = [
         app for app in settings.INSTALLED_APPS if not app.startswith("django_ratelimit_lua")
     ]

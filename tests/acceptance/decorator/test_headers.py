@@ -1,4 +1,4 @@
-"""What clients are told of their limits, allowed or not."""
+"""The rate-limit headers of responses to allowed and to refused requests."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_hundred_parallel_guesses_reach_the_view_five_times(rf: RequestFactory
     assert len(reached) == 5
     assert sorted(statuses) == [200] * 5 + [429] * 95
     right = rf.get("/", {"name": "ada", "password": "right"})
-    assert login(right).status_code == 429, "a lock that a right password opened would stop nobody"
+    assert login(right).status_code == 429, "a right password must not open the lock"
     time.sleep(right.ratelimit.retry_after)
     reached.clear()
     assert login(right).status_code == 302

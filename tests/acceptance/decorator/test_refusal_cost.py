@@ -100,7 +100,7 @@ NETWORKS = {"RATELIMIT_TRUSTED_PROXIES": ["127.0.0.0/8"]}
 META = {"RATELIMIT_IP_META_KEY": "HTTP_X_REAL_IP"}
 LOCALE = {"MIDDLEWARE": ["django.middleware.locale.LocaleMiddleware"]}
 QUOTED = 'for="127.0.0.1"'
-# What is read of a request: how it is made large, the rule that reads it, and settings.
+# By the part of a request: how it is made large, the rule that reads it, and settings.
 CASES: dict[str, tuple[Callable[[int], HttpRequest], dict[str, Any], dict[str, Any]]] = {
     "Accept, many": (sends("HTTP_ACCEPT", "a/b,"), {}, {}),
     "Accept, empty ones": (sends("HTTP_ACCEPT", ","), {}, {}),
@@ -211,7 +211,7 @@ READ = {
 }
 SHORT = {"META[REMOTE_ADDR]", "META[wsgi.input]", "META[CSRF_COOKIE_NEEDS_UPDATE]"}
 SHORT |= {"POST", "method", "encoding", "session"}
-"""What a client cannot make large, or Django has bounded."""
+"""Parts that a client cannot make large, or that Django bounds."""
 
 
 def test_the_list_of_bounded_values_is_complete() -> None:

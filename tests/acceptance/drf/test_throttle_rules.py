@@ -106,7 +106,7 @@ def test_a_throttle_and_the_rule_that_replaces_it_share_a_count(rate: Any) -> No
 
 
 def test_a_rule_with_only_a_rate_keeps_the_options_of_the_throttle(direct: redis.Redis) -> None:
-    """What the rule has applies."""
+    """Options of the rule replace those of the throttle."""
     options = {"burst": 2, "ban_after": 1, "ban_for": "1d"}
     words = {"scope": "burst", "rate": "9/h", "algorithm": "token_bucket", "options": options}
     limited = view(type("Bucket", (UserRateThrottle,), words))

@@ -131,7 +131,7 @@ def attempt(
 
 
 def attempts(count: int, name: str, **how: Any) -> int:
-    """How many of so many guesses reach the view."""
+    """Return the number of guesses that reach the view."""
     return sum(attempt(name, **how).status_code != 429 for _ in range(count))
 
 

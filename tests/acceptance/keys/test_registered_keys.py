@@ -234,7 +234,7 @@ def test_an_override_by_plan_reports_a_missing_middleware(settings: Any, caplog:
 
 
 def test_a_plan_can_be_the_audience_of_a_tier() -> None:
-    """A tier by a key needs no Django group, and works beside one."""
+    """A tier by a key needs no Django group, and works together with one."""
     row = rule(key="user_or_ip", rate="1/m")
     add_tier(row, "plan:pro", "3/m")
     add_tier(row, "gold", "4/m")

@@ -1,4 +1,4 @@
-"""Rules for busy times, with `waited`: a 503 that costs nothing and is held against nobody."""
+"""Rules for busy times, with `waited`: a 503 that costs no round trip and counts for no ban."""
 
 from __future__ import annotations
 

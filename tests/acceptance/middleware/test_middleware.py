@@ -130,7 +130,7 @@ def test_headers_are_on_the_final_response(kind: str, settings: Any) -> None:
 
 
 def status(user: Any, kind: str) -> int:
-    """The status for a user whom a middleware in front has found."""
+    """Return the status for a user that an earlier middleware has found."""
 
     async def auser() -> Any:
         return user

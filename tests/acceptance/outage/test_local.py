@@ -56,7 +56,7 @@ def test_each_process_admits_its_part_in_an_outage(algorithm: str, own: Server) 
 def test_redis_continues_after_an_outage_from_what_it_had_counted(
     algorithm: str, own: Server
 ) -> None:
-    """It never learns what a process admitted meanwhile."""
+    """It never learns what a process admitted in the outage."""
     limiter = RateLimiter("x", "16/h", algorithm=algorithm)
     for _ in range(6):
         limiter.hit("x")
@@ -72,7 +72,7 @@ def test_redis_continues_after_an_outage_from_what_it_had_counted(
 
 
 def slots(limiter: RateLimiter, times: int) -> list[ExitStack]:
-    """Return the slots that were granted, of so many attempts."""
+    """Return the slots that were granted in this number of attempts."""
     granted = []
     for _ in range(times):
         stack = ExitStack()

@@ -143,7 +143,7 @@ def ended(children: list[int]) -> list[int | None]:
 def test_children_decide_when_forked_during_decisions(
     redis_is: str, own: Server, settings: Any, ours_alone: None
 ) -> None:
-    """Thirty children are forked beside four threads, also in an outage."""
+    """Thirty children are forked while four threads decide, also in an outage."""
     limit_exceeded.connect(refuse)
     works = [everything(f"thread {number}", redis_is) for number in range(4)]
     works[0]()
@@ -232,8 +232,7 @@ def test_a_child_forked_in_an_event_loop_opens_its_own_connections(own: Server) 
         found = asyncio.run(parent())
         assert {source for source, _ in found} == {"redis"}
         assert (found[0][1], found[2][1]) == (1, 4)
-        # Of the parent and of the child: for the loop, for what runs beside (two at once), and to
-        # receive changes.
+        # Parent and child have each one for the loop, two for threads, and one for changes.
         assert direct.info("stats")["total_connections_received"] - connected <= 8
 
 

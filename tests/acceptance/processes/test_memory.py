@@ -29,10 +29,8 @@ from tests.support.package_objects import import_all, reachable_objects
 from tests.support.redis_server import CLOSED, caches
 
 MANY, BOUND, FEW = 1_500, 500, 400
-"""So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache`
-bounds them.
-"""
-LONG = "sent" * 5_000  # As no setting of another test is.
+"""Values that are sent, entries that fit, and values that are sent to a bounded `lru_cache`."""
+LONG = "sent" * 5_000  # No setting of another test is equal.
 MAX_LENGTH = 3_000
 """Characters of a text that may be kept."""
 MAX_BYTES = 24 * 2**20
@@ -63,13 +61,17 @@ def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     known_call_sites._by_name = names
 
 
-def odd(number: int) -> str:
+def unique_text(number: int) -> str:
     """Return a unique text, which is sometimes long."""
     return f"{number}{'' if number % 10 else LONG}"
 
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_small_bounds(monkeypatch)
+
+
+def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set small bounds for everything that is bounded."""
     for _, found in reachable_objects():
         if isinstance(found, BoundedMap):
@@ -94,26 +96,26 @@ def view(request: HttpRequest) -> HttpResponse:
 def refused() -> None:
     one = limiter("refused", "0/h")
     for number in range(MANY):
-        assert not one.hit(odd(number))
+        assert not one.hit(unique_text(number))
 
 
 def leased() -> None:
     one = limiter("leased", "1000/h", algorithm="token_bucket", lease=100)
     for number in range(MANY):
         for _ in range(3):
-            one.hit(odd(number))
+            one.hit(unique_text(number))
 
 
 def in_parts() -> None:
     one = limiter("split", "2/h", split=True, algorithm="fixed_window")
     for number in range(MANY):
-        one.hit(odd(number))
+        one.hit(unique_text(number))
 
 
 def in_an_outage() -> None:
     one = limiter("outage", "1000/h", algorithm="sliding_log")
     for number in range(MANY):
-        one.hit(odd(number))
+        one.hit(unique_text(number))
 
 
 def one_in_an_outage() -> None:
@@ -125,7 +127,7 @@ def one_in_an_outage() -> None:
 def paths() -> None:
     middleware = RateLimitMiddleware(view)
     for number in range(MANY):
-        middleware(factory.get(f"/api/{odd(number)}"))
+        middleware(factory.get(f"/api/{unique_text(number)}"))
 
 
 def addresses() -> None:
@@ -138,12 +140,12 @@ def addresses() -> None:
 def groups() -> None:
     request = factory.get("/")
     for number in range(MANY):
-        is_ratelimited(request, odd(number), None, "ip", "1/h", increment=True)
+        is_ratelimited(request, unique_text(number), None, "ip", "1/h", increment=True)
 
 
 def keys() -> None:
     for number in range(MANY):
-        ratelimit(key=f"nowhere.key{number}", rate=f"nowhere.rate{odd(number)}")(view)
+        ratelimit(key=f"nowhere.key{number}", rate=f"nowhere.rate{unique_text(number)}")(view)
 
 
 def short_lived() -> None:

@@ -60,7 +60,7 @@ def ask(port: int, path: str) -> dict[str, int]:
 
 @contextmanager
 def repeated(work: Callable[[], None]) -> Iterator[list[BaseException]]:
-    """Repeat a function in six threads. Yield its errors, and check that there are none."""
+    """Repeat a function in six threads. Yield its errors. An error fails the test."""
     ended = threading.Event()
     failures: list[BaseException] = []
 

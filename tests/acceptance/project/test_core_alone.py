@@ -58,7 +58,7 @@ PARTS = ("columns", "URLs", "settings", "threads", "keys", "verbs", "tasks")
 
 @pytest.mark.parametrize("what", PARTS)
 def test_the_core_has_no_part_of_an_optional_app(what: str, site: Any) -> None:
-    """It has none of its columns, URLs, settings, threads, keys, commands or tasks."""
+    """No column, URL, setting, thread, key, command or task belongs to one."""
     assert site[what] or what == "tasks"
     assert [name for name in site[what] if OF_ANNEXES.search(name)] == []
 

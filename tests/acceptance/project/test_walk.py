@@ -22,7 +22,7 @@ def test_a_decision_passes_through_few_functions_and_files(settings: Any, no_oth
     assert warm.frames <= 42 + 2 * newer, str(warm)
     assert warm.files <= 18, str(warm)
     # About 50 of them compile the edited rule. Without hiredis a reply has one more read, and other
-    # tests of the process may have breakers, which are told of new rules.
+    # tests of the process may have breakers, which receive new rules.
     assert stale.frames <= 200 + 2 * newer, str(stale)
 
 

@@ -139,7 +139,11 @@ def test_headers_are_ignored_without_trusted_proxies(trusted: Any, settings: Any
         (":::", "10.0.0.1", "10.0.0.1"),
         ("fe80::1%eth0", "10.0.0.1", "fe80::"),
         ("10.9.9.9, 10.8.8.8", "10.0.0.1", "10.9.9.9"),  # All trusted: the request began inside.
-        ("unknown, 10.8.8.8", "10.0.0.1", "10.8.8.8"),  # A trusted proxy does not say who asked it.
+        (
+            "unknown, 10.8.8.8",
+            "10.0.0.1",
+            "10.8.8.8",
+        ),  # The entry before a trusted proxy is unknown.
         (f"{CLIENT}, 10.0.0.2", "::ffff:10.0.0.1", CLIENT),
     ],
 )

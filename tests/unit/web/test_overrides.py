@@ -83,7 +83,7 @@ FOUND = Overrides(
 
 
 def test_the_overrides_of_a_request_are_found(rf: RequestFactory) -> None:
-    """A missing user or address has none."""
+    """No override applies to a missing user or address."""
     request = rf.get("/", REMOTE_ADDR="192.0.2.9")
     ada = SimpleNamespace(pk=7, is_authenticated=True)
 
