@@ -89,7 +89,7 @@ def print_proxy(command: Printer, options: VerbOptions) -> None:
         text = render_configuration(options, options["gateway"] or gateway, path)
     except ValueError as error:
         raise CommandError(f"{error}.") from None
-    command.say(text)
+    command.write(text)
 
 
 def _find_check_path(command: Printer, options: VerbOptions) -> str:
@@ -210,7 +210,7 @@ def serve_grpc(command: Printer, options: VerbOptions) -> None:
         host = f"[{host}]"
 
     def report_port(port: int) -> None:
-        command.say(f"Answering on {host}:{port}")
+        command.write(f"Answering on {host}:{port}")
         command.stdout.flush()
 
     try:

@@ -122,9 +122,9 @@ def _print_report(command: Printer, options: VerbOptions) -> None:
         "rates": _count_by_rate(limits, clients),
     }
     if options["json"]:
-        command.say(json.dumps(report, indent=2))
+        command.write(json.dumps(report, indent=2))
     else:
-        command.say("\n".join(_format_report(report)))
+        command.write("\n".join(_format_report(report)))
 
 
 def _count_by_rate(

@@ -57,7 +57,7 @@ class Command(Printer):
         if verb is None:
             width = max(map(len, verbs))
             for known in verbs.values():
-                self.say(f"{known.name:{width}}  {known.help}")
+                self.write(f"{known.name:{width}}  {known.help}")
             return
         try:
             with acting(f"ratelimit {verb.name}"):

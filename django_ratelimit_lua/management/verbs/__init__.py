@@ -17,7 +17,7 @@ Argument = Callable[[ArgumentParser], object]
 class Printer(BaseCommand):
     """The base class of commands: prints results and warnings for the verbs."""
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Print a line of the result."""
         self.stdout.write(text)
 

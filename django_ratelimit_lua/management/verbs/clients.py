@@ -61,9 +61,9 @@ def _list_bans(command: Printer, options: VerbOptions) -> None:
         scan_bans()
     bans = _find_bans(options["limit"])
     for ban in bans:
-        command.say(_ban_words(ban))
+        command.write(_ban_words(ban))
     if not bans:
-        command.say("No bans.")
+        command.write("No bans.")
 
 
 @verb(
@@ -89,9 +89,9 @@ def _lift_listed_bans(command: Printer, options: VerbOptions) -> None:
     bans = _find_bans(options["limit"], prefix)
     lift_bans(bans, forget=options["forget"])
     for ban in bans:
-        command.say(f"lifted: {_ban_words(ban)}")
+        command.write(f"lifted: {_ban_words(ban)}")
     if not bans:
-        command.say("Nothing was lifted: no such ban.")
+        command.write("Nothing was lifted: no such ban.")
 
 
 def _find_bans(limit: str | None, prefix: str = "") -> list[ActiveBan]:
@@ -131,7 +131,7 @@ def override_words(override: RateLimitOverride) -> str:
 def _list_overrides(command: Printer, options: VerbOptions) -> None:
     overrides = RateLimitOverride.objects.lasting().select_related("user").order_by("-pk")
     for override in overrides.iterator():
-        command.say(override_words(override))
+        command.write(override_words(override))
 
 
 @verb(
@@ -164,7 +164,7 @@ def _block_client(command: Printer, options: VerbOptions) -> None:
     until = f"until {format_moment(override.ends)}" if override.ends else "for good"
     by = f" by the rule {rule}" if rule else ""
     note = "" if existing is override else ", which existed already"
-    command.say(f"{subject} is blocked{by} {until}: override {existing.pk}{note}")
+    command.write(f"{subject} is blocked{by} {until}: override {existing.pk}{note}")
     command.warn_if_unpublished()
 
 
@@ -179,11 +179,11 @@ def _unblock_client(command: Printer, options: VerbOptions) -> None:
     blocks = subject.find_blocks()
     end_overrides(blocks)
     for ended in blocks:
-        command.say(f"ended: override {ended.pk} for {subject}")
+        command.write(f"ended: override {ended.pk} for {subject}")
     if not blocks:
-        command.say(f"Nothing was ended: there is no block for {subject}.")
+        command.write(f"Nothing was ended: there is no block for {subject}.")
     for wider in subject.find_wider_blocks():
-        command.say(f"{subject} is still blocked by the block of {wider}: override {wider.pk}")
+        command.write(f"{subject} is still blocked by the block of {wider}: override {wider.pk}")
     command.warn_if_unpublished()
 
 
@@ -209,12 +209,12 @@ def _reset_request(command: Printer, options: VerbOptions) -> None:
     except StoreError as error:
         raise CommandError(f"nothing was reset: {error}") from error
     for name in done:
-        command.say(f"reset: {name}")
+        command.write(f"reset: {name}")
     if not names:
-        command.say("Nothing was reset: no limit applies to this request.")
+        command.write("Nothing was reset: no limit applies to this request.")
     elif not done:
-        command.say(f"Nothing was reset: this request has no count under {', '.join(wanted)}.")
-    command.say(describe_decision(explain(parse_request(options))))
+        command.write(f"Nothing was reset: this request has no count under {', '.join(wanted)}.")
+    command.write(describe_decision(explain(parse_request(options))))
 
 
 IN_FLIGHT_SECONDS = 1.5 * FLUSH_SECONDS
@@ -288,7 +288,7 @@ def _forget_identity(command: Printer, options: VerbOptions) -> None:
     if subject.address and parse_address(subject.address) is None:
         raise CommandError(f"--ip {subject.address!r} is a network; name one address")
     for kind, number in forget(subject).items():
-        command.say(f"erased: {kind}: {number:,}")
+        command.write(f"erased: {kind}: {number:,}")
     for what in NOT_ERASED:
-        command.say(f"not erased: {what}")
+        command.write(f"not erased: {what}")
     command.warn_if_unpublished()

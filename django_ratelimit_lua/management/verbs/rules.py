@@ -54,10 +54,10 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
             source = "the settings only"
         command.warn(f"Redis is unavailable: these are the rules of {source}.")
     for rule in ruleset.rules:
-        command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {describe_rule(rule.spec)}")
+        command.write(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {describe_rule(rule.spec)}")
     for problem in ruleset.problems:
         command.stderr.write(command.style.ERROR(f"skipped: {problem}"))
-    command.say(f"{count_words(len(ruleset.rules), 'rule')}; revision {ruleset.revision.number}")
+    command.write(f"{count_words(len(ruleset.rules), 'rule')}; revision {ruleset.revision.number}")
 
 
 @verb(
@@ -76,13 +76,13 @@ def _show_rule(command: Printer, options: VerbOptions) -> None:
         raise CommandError(f"no rule or limit in the code is named {name!r}{hint}")
     if rule is not None:
         given = rule.spec
-        command.say(f"{name} ({rule.source}): {describe_rule(given)}")
+        command.write(f"{name} ({rule.source}): {describe_rule(given)}")
         for field, value in given.items():
-            command.say(f"  {field}: {value}")
+            command.write(f"  {field}: {value}")
     for site in sites:
-        command.say(f"in the code: {site.words}, in {site.place or place_words(name)}")
+        command.write(f"in the code: {site.words}, in {site.place or place_words(name)}")
     for override in RateLimitOverride.objects.lasting().filter(rule=name):
-        command.say(override_words(override))
+        command.write(override_words(override))
 
 
 @verb(
@@ -100,17 +100,17 @@ def _explain_request(command: Printer, options: VerbOptions) -> None:
     if explanation.decision.source == "fallback" or not provider.is_answered:
         command.warn("Redis is unavailable: the counts are unknown.")
     if explanation.exempt is not None:
-        command.say(f"exempt: {explanation.exempt}")
+        command.write(f"exempt: {explanation.exempt}")
     if explanation.block is not None:
         block = explanation.block
-        command.say(f"all requests of this client are blocked: override {block.pk} ({block})")
+        command.write(f"all requests of this client are blocked: override {block.pk} ({block})")
     for limit in explanation.limits:
         for line in _describe_limit(limit):
-            command.say(line)
+            command.write(line)
     if not any((explanation.limits, explanation.exempt, explanation.block, explanation.notes)):
-        command.say("No rule applies.")
+        command.write("No rule applies.")
     for line in (*explanation.notes, describe_decision(explanation)):
-        command.say(line)
+        command.write(line)
 
 
 def _describe_limit(limit: ExplainedLimit) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _set_mode(command: Printer, options: VerbOptions) -> None:
         texts = [str(text) for _field, text in confirmations(rule, before)]
         require_confirmation(options, texts)
     rule.set_mode(mode)
-    command.say(f"{rule.name}: {rule.describe()}")
+    command.write(f"{rule.name}: {rule.describe()}")
     command.warn_if_unpublished()
 
 
@@ -190,8 +190,8 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
         require_confirmation(options, warnings)
         rules_yaml.apply(changes)
     for change in changes:
-        command.say("\n".join(change.describe()))
-    command.say(rules_yaml.summary(changes, "would be " if options["dry_run"] else ""))
+        command.write("\n".join(change.describe()))
+    command.write(rules_yaml.summary(changes, "would be " if options["dry_run"] else ""))
     if kept:
         names = shorten(", ".join(kept), 500)
         command.warn(f"not in the file: {names}. --delete deletes these rules.")
@@ -244,7 +244,7 @@ def _list_changes(command: Printer, options: VerbOptions) -> None:
         for change in RateLimitChange.objects.order_by("-at", "-pk")[:MAX_CHANGES]:
             what = f"{change.get_kind_display()} {change.name}: {change.get_action_display()}"
             by = f" by {change.by}" if change.by else ""
-            command.say(f"{format_moment(change.at)} {what}{by}")
+            command.write(f"{format_moment(change.at)} {what}{by}")
         return
     before = timezone.now() - timedelta(seconds=parse_seconds("--prune", options["prune"]))
     action = "deleted"
@@ -257,7 +257,7 @@ def _list_changes(command: Printer, options: VerbOptions) -> None:
     else:
         counts = publisher.prune_rows(rules_database(), before)
     numbers = ", ".join(f"{name} {number:,}" for name, number in counts.items())
-    command.say(f"{action} rows from before {format_moment(before)}: {numbers}")
+    command.write(f"{action} rows from before {format_moment(before)}: {numbers}")
 
 
 @verb(
@@ -278,13 +278,13 @@ def _publish_rules(command: Printer, options: VerbOptions) -> None:
     """Publish everything again. A database with a new id has changed already if that fails."""
     take_over = options["take_over"]
     if not options["new_id"]:
-        command.say(f"published revision {publish(rebuild=True, take_over=take_over)}")
+        command.write(f"published revision {publish(rebuild=True, take_over=take_over)}")
         return
     using = rules_database()
     with transaction.atomic(using):
-        command.say(f"the database now has the id {RateLimitRevision.rename(using)}")
+        command.write(f"the database now has the id {RateLimitRevision.rename(using)}")
     try:
-        command.say(f"published revision {publish(take_over=take_over)}")
+        command.write(f"published revision {publish(take_over=take_over)}")
     except OwnerError as error:
         command.warn(str(error))
     except StoreError as error:

@@ -82,12 +82,12 @@ def _check_health(command: Printer, options: VerbOptions) -> None:
         )
     revision = provider.reload_ruleset().revision.number
     rules = f"rules of revision {revision} are published" if revision else "no rules are published"
-    command.say(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
+    command.write(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
     for task in background_tasks():
-        command.say(f"{task.name}: {TASKS[task.name]} ({_describe_state(task)})")
+        command.write(f"{task.name}: {TASKS[task.name]} ({_describe_state(task)})")
     for process in status.processes:
         age = duration_words(time.time() - process.since)
-        command.say(f"process {process.pid} on {process.host}, up for {age}")
+        command.write(f"process {process.pid} on {process.host}, up for {age}")
     if not listener.wait_until_listening(LISTEN_SECONDS):
         reason = listener.error or "the thread of the listener is not running"
         command.warn(f"changes of rules are not pushed, but polled: {reason}")
