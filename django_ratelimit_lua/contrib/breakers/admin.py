@@ -49,6 +49,7 @@ class BreakerAdmin(ActingAdmin):
         return page_response(self, request, "overview.html", context)
 
     def _force(self, request: HttpRequest, name: str, forced: str | None) -> None:
+        """Store a forced state, write it to the history, and inform the operator."""
         if not NAME.fullmatch(name) or forced not in RateLimitBreaker.Forced.values:
             raise BadRequest("Unknown breaker or state.")
         row, _is_new = RateLimitBreaker.objects.update_or_create(

@@ -69,6 +69,7 @@ def state_key(tag: bytes) -> bytes:
 
 
 def _names_key() -> bytes:
+    """Return the key of the sorted set of names, by the moment of their last use."""
     return conf.CACHE_PREFIX + b"{breakers}"
 
 

@@ -37,6 +37,7 @@ async def application(scope: Message, receive: Receive, send: Send) -> None:
 
 
 async def _answer_request(scope: Message, receive: Receive) -> Answer:
+    """Return the response of the URL that the path of the request ends with."""
     path = str(scope["path"])
     # First, because Envoy appends the path of the client's request.
     if path.endswith(("/check", "/check*")) or "/check/" in path:
@@ -62,6 +63,7 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 async def _send_answer(answer: Answer, send: Send) -> None:
+    """Send a response, with its length."""
     headers = [
         (name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.items()
     ]

@@ -198,6 +198,7 @@ def _build_charges(result: DescriptorResult, ruleset: Ruleset) -> list[DecidedCh
 def _build_charge(
     result: DescriptorResult, limit: Limit, identity: Identity, cost: int, rule: Rule | None = None
 ) -> DecidedCharge:
+    """Return a charge of a descriptor; `rule` is None for the rate of the request."""
     charge = Charge(limit, digest(identity), cost)
     return DecidedCharge(charge, limit.name, rule, (result,), identity)
 

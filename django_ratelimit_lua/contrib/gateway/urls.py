@@ -48,6 +48,7 @@ async def json(request: HttpRequest) -> HttpResponse:
     """Respond to a service, see `answer_json`."""
 
     async def read_body() -> bytes:
+        """Return the body up to one byte more than the maximum."""
         try:
             # Not `request.body`, because a body that is sent in chunks may have any size.
             return request.read(MAX_BODY_BYTES + 1)

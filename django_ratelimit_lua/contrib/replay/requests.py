@@ -95,6 +95,7 @@ class Requests:
                 self._moments[client].append(moment)
 
     def _add_unreadable(self, name: str, line: bytes) -> None:
+        """Count a line that is no request, unless it is empty."""
         if not line.strip():
             return
         self.lines += 1

@@ -40,6 +40,7 @@ DURABLE = Option(
 def _last_day_cells(
     request: HttpRequest, rules: Mapping[str, RateLimitRule | None]
 ) -> dict[str, SafeString]:
+    """Return the cells of the column, see `sections.last_day_cells`."""
     from .sections import last_day_cells
 
     return last_day_cells(request, rules)

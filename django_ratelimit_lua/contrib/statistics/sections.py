@@ -173,6 +173,7 @@ def _build_query(request: HttpRequest, period: str) -> str:
 
 
 def _notices() -> Iterator[str]:
+    """Yield the errors of writing, and the number of counts that were dropped."""
     if recorder.error is not None:
         yield _("Some statistics cannot be written: %s") % recorder.error
     number = reading.count_dropped()
@@ -182,6 +183,7 @@ def _notices() -> Iterator[str]:
 
 
 def _outage_words() -> Iterator[str]:
+    """Yield a sentence for each of the last outages, the latest first."""
     for outage in reversed(read_outages()[-MAX_OUTAGES:]):
         yield _("Decided without Redis from %(start)s to %(end)s: %(number)s decisions.") % {
             "start": moment_words(local_moment(outage.start)),
@@ -191,6 +193,7 @@ def _outage_words() -> Iterator[str]:
 
 
 def _limits_report(request: HttpRequest, courses: Iterable[Course], period: str) -> Report:
+    """Return the table of the limits, with a small chart of each."""
     rules = _load_rules(course.name for course in courses)
     return Report(
         _("Limits that refuse most"),
@@ -214,6 +217,7 @@ def _load_rules(names: Iterable[str]) -> dict[str, RateLimitRule]:
 
 
 def _limit_row(request: HttpRequest, course: Course, row: RateLimitRule | None) -> list[Any]:
+    """Return the row of a limit; `row` is its rule in the database, if it has one."""
     numbers = course.numbers
     refused = number_words(numbers["refused"])
     if numbers["refused"]:
@@ -316,6 +320,7 @@ def _client_rows(
 
 
 def _client_note(request: HttpRequest, has_errors: bool, what: str) -> str:
+    """Return the explanation below a list of clients."""
     notes = []
     if has_errors:
         notes.append(_("“38 ± 2” means between 36 and 40."))

@@ -48,6 +48,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
 
 
 def _has_token(request: HttpRequest) -> bool:
+    """Return whether a request has `RATELIMIT_METRICS_TOKEN`. Without the setting, none has."""
     token = statistics_settings.METRICS_TOKEN
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     return (
