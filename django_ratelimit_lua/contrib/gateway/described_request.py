@@ -105,15 +105,7 @@ def read_described_request(meta: Meta) -> DescribedRequest:
         BadRequest: The description is incomplete or invalid.
     """
     dialect = DIALECTS[settings.GATEWAY_DIALECT or "nginx"]
-    method = _get_required(meta, dialect.method)
-    uri = _get_required(meta, dialect.uri)
-    absolute = _ABSOLUTE.match(uri)
-    if absolute:
-        uri = uri[absolute.end() :] or "/"
-    is_uri = uri.startswith(("/", "?", "*")) and len(uri) <= MAX_URI_LENGTH
-    if not _METHOD.fullmatch(method) or not is_uri:
-        raise BadRequest(f"{dialect.method} is not a method, or {dialect.uri} is not a URI")
-    path, _mark, query = uri.partition("?")
+    method, path, query = _read_request_line(meta, dialect)
     try:
         paths = find_possible_paths(path)
     except ValueError as error:
@@ -131,6 +123,20 @@ def read_described_request(meta: Meta) -> DescribedRequest:
         user = meta.get(_to_key(settings.GATEWAY_USER_HEADER), "").strip()
         log_in(request, ReportedUser(user))
     return request
+
+
+def _read_request_line(meta: Meta, dialect: Dialect) -> tuple[str, str, str]:
+    """Return the method, the encoded path and the query. Raises `BadRequest`."""
+    method = _get_required(meta, dialect.method)
+    uri = _get_required(meta, dialect.uri)
+    absolute = _ABSOLUTE.match(uri)
+    if absolute:
+        uri = uri[absolute.end() :] or "/"
+    is_uri = uri.startswith(("/", "?", "*")) and len(uri) <= MAX_URI_LENGTH
+    if not _METHOD.fullmatch(method) or not is_uri:
+        raise BadRequest(f"{dialect.method} is not a method, or {dialect.uri} is not a URI")
+    path, _mark, query = uri.partition("?")
+    return method, path, query
 
 
 def _build_environ(
