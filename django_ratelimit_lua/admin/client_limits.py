@@ -43,13 +43,13 @@ class ExplainedClient(NamedTuple):
     """What is known of one client.
 
     - `digest`: of the identity that limits count;
-    - `found`: the limits that have counted it or a part of it, and those of the requested name.
-      They are decided as if it was not blocked; `found.block` is the override that blocks it;
+    - `explanation`: the limits that have counted it or a part of it, and those of the requested
+      name. They are decided as if it was not blocked; its `block` is the override that blocks it;
     - `bans` and `overrides`: those that have not ended, of the client and of its parts.
     """
 
     digest: str
-    found: Explanation
+    explanation: Explanation
     bans: Sequence[ActiveBan]
     overrides: Sequence[RateLimitOverride]
 

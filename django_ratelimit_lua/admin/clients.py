@@ -290,7 +290,7 @@ def _reference_context(request: HttpRequest, text: str, named: dict[str, Name]) 
 
 def _state_in_force(client: ExplainedClient, rows: Sequence[Context]) -> tuple[str, str]:
     """Return the state in force, as a CSS class and in words."""
-    block = client.found.block
+    block = client.explanation.block
     if block is not None:
         return "refused", _block_words(block)
     reasons = [row["reason"] for row in rows if "reason" in row]
@@ -310,14 +310,14 @@ def _block_words(block: RateLimitOverride) -> str:
 
 def _reset_counts(request: HttpRequest, client: ExplainedClient, target: str, name: Name) -> None:
     """Reset the counts under the limit named `target` (empty: under all), and report that."""
-    names = {limit.name for limit in client.found.limits if target in ("", limit.name)}
+    names = {limit.name for limit in client.explanation.limits if target in ("", limit.name)}
     try:
-        done = reset_counts(client.found, names, {client.digest: name})
+        done = reset_counts(client.explanation, names, {client.digest: name})
     except StoreError as error:
         messages.error(request, _("Nothing was reset: %s") % error)
         return
     if done:
-        labels = [limit.counted_as for limit in client.found.limits if limit.name in done]
+        labels = [limit.counted_as for limit in client.explanation.limits if limit.name in done]
         texts = dict.fromkeys(map(place_words, labels))
         messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(texts)})
     else:
@@ -327,8 +327,8 @@ def _reset_counts(request: HttpRequest, client: ExplainedClient, target: str, na
 def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> list[Context]:
     """Return the limits as the page shows them, with the identity that each counts, if another."""
     rows = []
-    readings = Counter(limit.reading for limit in client.found.limits)
-    for limit in client.found.limits:
+    readings = Counter(limit.reading for limit in client.explanation.limits)
+    for limit in client.explanation.limits:
         row: Context = {
             "limit": limit,
             "rate": str(limit.charge.limit.rate) if readings[limit.reading] > 1 else "",

@@ -253,7 +253,7 @@ def test_every_limit_has_the_count_of_the_part_that_it_counts(operator: Client) 
     own = of("post", "username", "mary")
     (name,) = (
         limit.name
-        for limit in shown.context["client"].found.limits
+        for limit in shown.context["client"].explanation.limits
         if limit.charge.digest.decode() == own
     )
     url = shown.redirect_chain[-1][0]

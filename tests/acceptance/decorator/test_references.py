@@ -127,17 +127,19 @@ def test_a_client_is_examined_by_its_digest(where: str) -> None:
     (digest,) = [digest for digest in digests if digest.startswith(prefix)]
     explained = explain_client(digest, place)
     # Limits of 0 that other tests have declared in this process refuse everybody.
-    refusals = [met for met in explained.found.limits if met.refuses]
+    refusals = [met for met in explained.explanation.limits if met.refuses]
     (refusing,) = [met for met in refusals if met.state is not None and met.state.limit]
     assert refusing.state is not None
     assert (refusing.state.used, refusing.state.limit) == (1, 1)
     assert refusing.charge.digest == digest.encode()
     stranger = explain_client("0" * 32, place)
-    assert not [met for met in stranger.found.limits if met.state is not None and met.state.used]
-    assert {met.state.used for met in stranger.found.limits if met.state is not None} == {0}
-    assert refusing.name in [met.name for met in explain_client(digest).found.limits]
     assert not [
-        met for met in explain_client("0" * 32).found.limits if met.state and met.state.limit
+        met for met in stranger.explanation.limits if met.state is not None and met.state.used
+    ]
+    assert {met.state.used for met in stranger.explanation.limits if met.state is not None} == {0}
+    assert refusing.name in [met.name for met in explain_client(digest).explanation.limits]
+    assert not [
+        met for met in explain_client("0" * 32).explanation.limits if met.state and met.state.limit
     ]
 
 

@@ -98,7 +98,7 @@ def tiered(rate: str = "3/m", **options: Any) -> RateLimitRule:
 def met(client: str, address: str = "") -> list[ExplainedLimit]:
     """Return the limits of the rule on the page of a client. Other limits may refuse any client."""
     parts = [("ip", address)] if address else []
-    found = explain_client(client, parts=parts).found
+    found = explain_client(client, parts=parts).explanation
     return [limit for limit in found.limits if limit.planned.name == "own"]
 
 
@@ -201,7 +201,7 @@ def test_the_page_of_a_client_shows_and_resets_the_counts_of_all_tiers() -> None
     RateLimitOverride.objects.create(network=ADDRESS, rule="own", rate="5/m")
     assert [get(), get("plan=pro")] == [200, 200]
     (_limit,) = met(client, ADDRESS)
-    assert reset_counts(explain_client(client, parts=[("ip", ADDRESS)]).found) == ["own"]
+    assert reset_counts(explain_client(client, parts=[("ip", ADDRESS)]).explanation) == ["own"]
     assert used() == [0]
     assert not met(client, ADDRESS)
 
