@@ -21,9 +21,9 @@ def test_a_decision_passes_through_few_functions_and_files(settings: Any, no_oth
     newer = sys.version_info >= (3, 12)  # Which enters a few functions more.
     assert warm.frames <= 45 + 2 * newer, str(warm)
     assert warm.files <= 18, str(warm)
-    # About 50 of them compile the edited rule. Without hiredis a reply has one more read, and other
+    # Most of them compile the edited rule. Without hiredis a reply has one more read, and other
     # tests of the process may have breakers, which receive new rules.
-    assert stale.frames <= 200 + 2 * newer, str(stale)
+    assert stale.frames <= 260 + 2 * newer, str(stale)
 
 
 def test_the_guided_tour_lists_existing_functions() -> None:
