@@ -120,7 +120,7 @@ def test_every_edit_is_published_when_reads_use_a_replica(
         editor(edit)
         assert editor("ask(user='ada')") == met, edit
         assert other("ask(user='ada')") == met, edit
-    assert editor("[RateLimitRule.objects.using('replica').count(), said]") == [0, []]
+    assert editor("[RateLimitRule.objects.using('replica').count(), log_lines]") == [0, []]
 
 
 def site(tmp_path: Path, of_sites: dict[str, Path], name: str = "site") -> dict[str, Path]:
@@ -152,7 +152,7 @@ def test_a_prefix_belongs_to_one_database(
     assert len([line for line in there("log_lines") if "belongs to the database" in line]) == 1
     assert "publish --take-over" in too("health().problems[0]")
     assert "publish --take-over" in there("triggers.unpublished")
-    assert here("[said, list(health().problems)]") == [[], []]
+    assert here("[log_lines, list(health().problems)]") == [[], []]
     found = (
         "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"
     )

@@ -128,7 +128,7 @@ def test_a_resumed_process_detects_its_lost_slots(prefix: str, limiter: RateLimi
                 os.kill(pid, signal.SIGCONT)
                 ends(lambda: process("lost") == ["/exports/"], "it is told")
                 assert used(limiter) == 2
-                found = process("[line for line in said if 'ended' in line][0][:28]")
+                found = process("[line for line in log_lines if 'ended' in line][0][:28]")
                 assert found == "A slot of 'exports' ended af"
             process("held.__exit__()")
             assert used(limiter) == 0
