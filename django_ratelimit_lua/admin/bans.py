@@ -150,14 +150,14 @@ def _search_bans(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> l
     if sees_names:
         names |= {ban.identity: ban.who for ban in bans if ban.who}
     digests = matching_digests(text, names)
-    found = []
+    matching = []
     for ban in bans:
         texts = [ban.limit, ban.rule, place_words(ban.name)]
         if sees_names:
             texts.append(ban.why)
         if ban.identity in digests or any(folded in each.casefold() for each in texts):
-            found.append(ban)
-    return found
+            matching.append(ban)
+    return matching
 
 
 def lift_ban(request: HttpRequest, bans: Sequence[ActiveBan], action: str, key: str) -> None:

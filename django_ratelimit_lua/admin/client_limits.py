@@ -75,7 +75,7 @@ def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> E
     for secret in secrets_by_id().values():  # An override may have been made under an earlier one.
         digests |= {digest_of(identity, secret).decode() for identity in identities.values()}
     rows = [row for about_one in overrides_of(digests).values() for row in about_one]
-    address = _address(identities)
+    address = _address_of(identities)
     if address is not None:
         rows += network_overrides(str(address))
     overrides = [row.override() for row in rows]
@@ -135,7 +135,7 @@ def counted_identity(key: str, identities: Identities) -> Identity:
     return tuple(parts)
 
 
-def _address(identities: Identities) -> Address | None:
+def _address_of(identities: Identities) -> Address | None:
     identity = identities.get("ip")
     if not isinstance(identity, tuple):
         return None
@@ -149,20 +149,9 @@ def counted_digests(digest: str, parts: Iterable[Part]) -> set[str]:
 
 
 def _charges_in_force(digest: str, identities: Identities) -> list[DecidedCharge]:
-    """Return a charge for each limit in force: of the client, or of the part that it counts.
-
-    Limits in code that a rule replaces are left out.
-    """
-    limits = [known for known in known_limits() if known.rule is None or known.rule.mode != "off"]
-    ruled = {known.place for known in limits if known.rule is not None}
-    throttles = {known.place: known for known in limits if known.identity_form}
+    """Return a charge for each limit in force: of the client, or of the part that it counts."""
     charges: dict[tuple[bytes, bytes], DecidedCharge] = {}
-    for known in limits:
-        if known.rule is None and known.place in ruled:
-            continue
-        if not known.key and known.place in throttles:  # A rule in place of a throttle.
-            throttle = throttles[known.place]
-            known = known._replace(key=throttle.key, identity_form=throttle.identity_form)
+    for known in _limits_in_force():
         identity = counted_identity(known.key, identities)
         is_of_others = identities and known.key and identity is None
         if is_of_others and not known.limit.rate.limit:
@@ -170,6 +159,25 @@ def _charges_in_force(digest: str, identities: Identities) -> list[DecidedCharge
         planned = _plan_charge(known, digest, identity)
         charges.setdefault(counter_of(planned.charge), planned)
     return list(charges.values())
+
+
+def _limits_in_force() -> list[KnownLimit]:
+    """Return the limits without rules that are off, and without code that a rule replaces.
+
+    A rule in place of a throttle counts by the key of the throttle.
+    """
+    limits = [known for known in known_limits() if known.rule is None or known.rule.mode != "off"]
+    ruled = {known.place for known in limits if known.rule is not None}
+    throttles = {known.place: known for known in limits if known.identity_form}
+    in_force = []
+    for known in limits:
+        if known.rule is None and known.place in ruled:
+            continue
+        if not known.key and known.place in throttles:
+            throttle = throttles[known.place]
+            known = known._replace(key=throttle.key, identity_form=throttle.identity_form)
+        in_force.append(known)
+    return in_force
 
 
 def _plan_charge(known: KnownLimit, digest: str, identity: Identity) -> DecidedCharge:
@@ -313,10 +321,10 @@ def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]
     An override may name a client by its digest, its user name or the value of a field.
     """
     rows = RateLimitOverride.objects.lasting().filter(subject__in=digests)
-    found: dict[str, list[RateLimitOverride]] = {digest: [] for digest in digests}
+    overrides: dict[str, list[RateLimitOverride]] = {digest: [] for digest in digests}
     for row in rows.select_related("user"):
-        found[row.subject].append(row)
-    return found
+        overrides[row.subject].append(row)
+    return overrides
 
 
 def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
@@ -329,7 +337,7 @@ def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
     if len(identities) == 1:
         if "user" in identities:
             return "user", str(identities["user"][-1])  # type: ignore[index]
-        address = _address(identities)
+        address = _address_of(identities)
         if address is not None:
             bits = {4: conf.IPV4_MASK, 6: conf.IPV6_MASK}[address.version]
             return "network", network_words(parse_network(f"{address}/{bits}"))

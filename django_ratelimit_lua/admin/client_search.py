@@ -100,10 +100,10 @@ def computed_clients(text: str) -> list[FoundClient]:
         values["user"] = str(user.pk)
     keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])
     clients = [_compute_client(key, values, value) for key in keys]
-    found = [client for client in clients if client is not None]
+    countable = [client for client in clients if client is not None]
     # If limits count by all of these values together, that client is meant.
     number = bool(addresses) + bool(value)
-    return [client for client in found if len(client.name) == number] or found
+    return [client for client in countable if len(client.name) == number] or countable
 
 
 def _compute_client(key: str, values: Mapping[str, str], value: str) -> FoundClient | None:

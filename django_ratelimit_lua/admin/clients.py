@@ -188,9 +188,9 @@ def _client_context(request: HttpRequest, digest: str) -> Context:
 
 def _client_name(request: HttpRequest, digest: str, recorded: Iterable[Sequence[Any]] = ()) -> Name:
     """Return the parts of a client: as they were searched, or as they are recorded."""
-    for found in computed_clients(_search_text(request)):
-        if found.digest == digest:
-            return list(found.name)
+    for client in computed_clients(_search_text(request)):
+        if client.digest == digest:
+            return list(client.name)
     for name in recorded:
         if name:
             return visible_name(request, name)
@@ -242,12 +242,12 @@ def _count_overrides(network: str) -> int:
     return sum(overlaps(each, network) for each in networks.values_list("network", flat=True))
 
 
-def _client_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) -> list[Context]:
+def _client_rows(request: HttpRequest, text: str, clients: Sequence[FoundClient]) -> list[Context]:
     """Return the found clients as the list shows them, with their bans and overrides."""
-    digests = [client.digest for client in found]
+    digests = [client.digest for client in clients]
     overrides = overrides_of(digests)
     bans = active_bans(MAX_LISTED, digests) if digests else []
-    names = readable_parts(request, [list(client.name) for client in found])
+    names = readable_parts(request, [list(client.name) for client in clients])
     return [
         {
             "digest": client.digest,
@@ -256,7 +256,7 @@ def _client_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) 
             "bans": [(ban, place_words(ban.name)) for ban in bans if ban.identity == client.digest],
             "overrides": [row for row in overrides[client.digest] if row.is_active()],
         }
-        for client, words in zip(found, names, strict=True)
+        for client, words in zip(clients, names, strict=True)
     ]
 
 

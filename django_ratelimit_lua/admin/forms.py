@@ -72,9 +72,9 @@ class RevisionForm(forms.ModelForm):  # type: ignore[type-arg]
     def _update_errors(self, errors: ValidationError) -> None:
         """Add the first error of the model for each field that has no error of the form."""
         by_field = errors.update_error_dict({})
-        news = {name: found[:1] for name, found in by_field.items() if name not in self.errors}
-        if news:
-            super()._update_errors(ValidationError(news))  # type: ignore[misc]
+        new = {name: texts[:1] for name, texts in by_field.items() if name not in self.errors}
+        if new:
+            super()._update_errors(ValidationError(new))  # type: ignore[misc]
 
 
 def _conflict_words(row: Any) -> str:
@@ -116,7 +116,7 @@ def audience_choices(groups: list[str], stored: list[str]) -> list[tuple[str, st
     for name in (*(f"{GROUP}{group}" for group in groups), *stored):
         labels.setdefault(name, _("Group %(name)s") % {"name": name.removeprefix(GROUP)})
     labels.pop("everyone", None)
-    return [*labels.items()]
+    return list(labels.items())
 
 
 def code_names() -> list[str]:

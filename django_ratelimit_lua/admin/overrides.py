@@ -110,7 +110,7 @@ class OverrideAdmin(ActingAdmin):
     @admin.display(description=gettext_lazy("created at"))
     def created(self, override: RateLimitOverride) -> str:
         """Return the moment as on all pages."""
-        if override.created_at is None:  # It is not saved yet.
+        if override.pk is None:  # It is not saved yet, and has no moment.
             return "—"
         return moment_element(override.created_at)
 
@@ -192,8 +192,8 @@ class OverrideAdmin(ActingAdmin):
             for network in queryset.values_list("network", flat=True)
             if overlaps(network, search_term)
         ]
-        found = queryset.filter(Q(subject__in=digests) | Q(network__in=networks))
-        return rows | found, is_distinct
+        matching = queryset.filter(Q(subject__in=digests) | Q(network__in=networks))
+        return rows | matching, is_distinct
 
     def get_autocomplete_fields(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the user, if the admin of users can search. Otherwise, its field is a list."""

@@ -139,15 +139,15 @@ def allowances(
         limits[limit.variant.removeprefix(f"{TIER}:")].append(limit)
     if not limits:
         return []
-    found = [Allowance(name or _("everyone"), limit_words(each)) for name, each in limits.items()]
+    listed = [Allowance(tier or _("everyone"), limit_words(each)) for tier, each in limits.items()]
     first = limits[""][0]
     for override in _rate_overrides(row):
         limit = override.override().limit(first)
         words = limit_words([limit])
         if limit is first:
             words = _("skipped: does not fit this limit")
-        found.append(Allowance(client_of(override), words))
-    return found
+        listed.append(Allowance(client_of(override), words))
+    return listed
 
 
 def _rate_overrides(row: RateLimitRule) -> Iterable[RateLimitOverride]:

@@ -411,7 +411,7 @@ def unique_charges(charges: Sequence[Charge]) -> list[Charge]:
     """Return the charges in a form that one call accepts: each count and each ban once."""
     counts = {counter_of(charge): charge for charge in charges}
     bans: set[tuple[bytes, bytes]] = set()
-    found = []
+    unique = []
     for charge in counts.values():
         limit = charge.limit
         if limit.ban is not None:
@@ -419,5 +419,5 @@ def unique_charges(charges: Sequence[Charge]) -> list[Charge]:
             if ban in bans:
                 charge = charge._replace(limit=limit.without_bans())
             bans.add(ban)
-        found.append(charge)
-    return found
+        unique.append(charge)
+    return unique
