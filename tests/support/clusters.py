@@ -70,13 +70,12 @@ class Cluster:
             for one in (taker, giver):
                 one.execute_command("CLUSTER SETSLOT", slot, "NODE", taker_id)
 
-    def _owner(self, slot: int, but: Server | None = None) -> int:
+    def _owner(self, slot: int) -> int:
         for server in self.servers:
-            if server is not but:
-                with suppress(redis.RedisError), client(server.port) as direct:
-                    for first, last, master, *_ in direct.execute_command("CLUSTER SLOTS"):
-                        if first <= slot <= last:
-                            return int(master[1])
+            with suppress(redis.RedisError), client(server.port) as direct:
+                for first, last, master, *_ in direct.execute_command("CLUSTER SLOTS"):
+                    if first <= slot <= last:
+                        return int(master[1])
         raise AssertionError(f"no server has slot {slot}")
 
     def _at(self, port: int) -> Server:
