@@ -23,7 +23,7 @@ moments = st.sampled_from([0.0, 0.001, 0.5, 1e9, 1e300, -0.0, math.inf, math.nan
 
 
 def mostly(good: st.SearchStrategy[Any], odd: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Of ten, nine that make sense: of rules with many odd fields none would be accepted."""
+    """Draw a good value in nine of ten cases, because a rule with many odd fields is refused."""
     return st.integers(0, 9).flatmap(lambda number: odd if number == 9 else good)
 
 
@@ -79,8 +79,8 @@ LIKELY: dict[str, Any] = {
 }
 
 
-def odd(field: models.Field[Any, Any]) -> st.SearchStrategy[Any]:
-    """Values of a field: what it offers as a choice, what is likely, and what is odd."""
+def field_values(field: models.Field[Any, Any]) -> st.SearchStrategy[Any]:
+    """Draw values of a field: its choices, plausible ones and odd ones."""
     if field.name in LIKELY:
         return LIKELY[field.name]
     if field.choices:
@@ -95,8 +95,8 @@ def odd(field: models.Field[Any, Any]) -> st.SearchStrategy[Any]:
     return texts
 
 
-def odd_option(name: str, option: Option) -> st.SearchStrategy[Any]:
-    """Values of an option: its names, what its check accepts, what is likely, and what is odd."""
+def option_values(name: str, option: Option) -> st.SearchStrategy[Any]:
+    """Draw values of an option: its names, plausible ones and odd ones."""
     if name in LIKELY:
         return LIKELY[name]
     if option.names:
@@ -108,8 +108,8 @@ def odd_option(name: str, option: Option) -> st.SearchStrategy[Any]:
     return mostly(st.booleans() | st.sampled_from(["1h", "10m,1d"]), texts | numbers)
 
 
-def some(strategies: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    """A few of these values by name, so that most rules make sense."""
+def a_few(strategies: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw at most three values by name, so that most rules are accepted."""
     few = st.lists(st.sampled_from(sorted(strategies)), max_size=3, unique=True)
     return few.flatmap(
         lambda names: st.fixed_dictionaries({name: strategies[name] for name in names})
@@ -118,13 +118,13 @@ def some(strategies: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dic
 
 OFTEN = ("name", "path", "key", "rate")
 columns = {
-    field.name: odd(field)
+    field.name: field_values(field)
     for field in RateLimitRule._meta.concrete_fields
     if not field.primary_key and field.name not in ("options", "revision")
 }
 rules = st.builds(
     lambda often, few, given: {**few, **often, "options": given},
     st.fixed_dictionaries({name: columns[name] for name in OFTEN}),
-    some({name: of for name, of in columns.items() if name not in OFTEN}),
-    some({name: odd_option(name, option) for name, option in option_table().items()}),
+    a_few({name: of for name, of in columns.items() if name not in OFTEN}),
+    a_few({name: option_values(name, option) for name, option in option_table().items()}),
 )
