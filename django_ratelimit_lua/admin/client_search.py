@@ -61,7 +61,7 @@ def search_clients(text: str, named: Mapping[str, Name]) -> list[FoundClient]:
     computed = {client.digest: client for client in computed_clients(text)}
     known = _known_digests(computed, named)
     found = {digest: client for digest, client in computed.items() if digest in known}
-    shown = {
+    shown = {  # The page of a found client includes these.
         digest
         for client in found.values()
         for digest in counted_digests(client.digest, client.name)
@@ -158,7 +158,9 @@ def compile_matcher(text: str) -> Callable[[str, Sequence[Part]], bool]:
     def matches(digest: str, name: Sequence[Part]) -> bool:
         if is_prefix(text) and digest.startswith(text.lower()):
             return True
-        return bool(words and name) and all(
+        if not words or not name:
+            return False
+        return all(
             any(_matches_part(kind, value, word, users[word]) for kind, value in name)
             for word in words
         )

@@ -187,7 +187,7 @@ def _client_context(request: HttpRequest, digest: str) -> Context:
 
 
 def _client_name(request: HttpRequest, digest: str, recorded: Iterable[Sequence[Any]] = ()) -> Name:
-    """Return the parts of a client: as they were searched, or as they are recorded."""
+    """Return the parts of a client: as they were searched, or as recorded; empty if unknown."""
     for client in computed_clients(_search_text(request)):
         if client.digest == digest:
             return list(client.name)

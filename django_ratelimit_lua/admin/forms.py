@@ -31,6 +31,10 @@ from .history import describe_versions
 
 Values = dict[str, Any]
 """The values of a form, by field."""
+GROUP = "group:"
+"""The prefix of an audience that is a group."""
+MAX_NAMES = 1000
+"""Maximum number of names on a page. More would make it slow, and are not read."""
 
 
 class RevisionForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -87,12 +91,6 @@ def _conflict_words(row: Any) -> str:
         "that change where they differ:"
     )
     return text % {"user": by or _("Another user")}
-
-
-GROUP = "group:"
-"""The prefix of an audience that is a group."""
-MAX_NAMES = 1000
-"""Maximum number of names on a page. More would make it slow, and are not read."""
 
 
 def key_choices() -> list[tuple[str, str]]:

@@ -117,7 +117,7 @@ def explain(request: HttpRequest) -> Explanation:
         reload_ruleset()
     state = request_state(request)
     counted = state.counted
-    state.counted = {}  # Rules that were counted for the request are explained as well.
+    state.counted = {}  # Otherwise a rule that has counted the request would be left out.
     explainer = _Explainer(request)
     try:
         explainer.explain_site()
