@@ -44,7 +44,7 @@ class Whole:
     def __call__(self, value: object) -> int:
         is_bool = isinstance(value, bool)
         if isinstance(value, int) and not is_bool and self.minimum <= value <= self.maximum:
-            return value
+            return int(value)
         raise ValueError(f"must be a {self.what} from {self.minimum} to {self.maximum}{self.note}")
 
 
