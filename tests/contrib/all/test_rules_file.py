@@ -1,4 +1,4 @@
-"""A file with every field, exported before rules had options, is imported as it is."""
+"""A file of rules with every field is imported and exported unchanged."""
 
 from __future__ import annotations
 
@@ -166,9 +166,7 @@ FILE = """\
 
 
 def test_a_file_with_every_field_imports_and_exports_unchanged(settings: Any) -> None:
-    """It is from when each field of a rule was a column, and tiers were rows. The call site that a
-    rule replaces is not written any more: it is the name of the rule.
-    """
+    """The call site that a rule replaces is not written: it is the name of the rule."""
     settings.RATELIMIT_KEYS = {"plan": "example_project.keys.plan"}
     apply(plan(FILE))
     assert export() == FILE.replace("  group: search\n  key: ip\n", "  key: ip\n")
