@@ -1,4 +1,4 @@
-"""What the processes of `test_breaker_processes.py` do."""
+"""Calls that the processes of `test_breaker_processes.py` make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ASGI application, asked in this process."""
+"""Requests to an ASGI application in this process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ async def aask(
     body: Iterable[bytes] = (b"",),
     peer: str = "127.0.0.1",
 ) -> Answer:
-    """One request, whose body comes in these parts; a client that sends nothing more is waited
-    for."""
+    """Send a request, whose body has these parts. Without a last part, the client waits."""
     parts = list(body)
     sent: list[Any] = []
 
@@ -62,5 +61,5 @@ def ask(
     *arguments: Any,
     **named: Any,
 ) -> Answer:
-    """The same, in an event loop of its own."""
+    """`aask` in an event loop of its own."""
     return asyncio.run(aask(application, path, headers, *arguments, **named))

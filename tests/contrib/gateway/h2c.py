@@ -18,8 +18,9 @@ SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade:
 
 
 class _Handler(StreamRequestHandler):
-    """One request of HTTP/1.1: its headers as JSON, the status by its path (`/status/403`), or
-    HTTP/2 from then on.
+    """One request: over HTTP/1.1 it gets its headers as JSON, and the status of its path.
+
+    A request with an upgrade gets HTTP/2.
     """
 
     def handle(self) -> None:
@@ -60,7 +61,7 @@ class _Handler(StreamRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[int]:
-    """The port of the service."""
+    """Run the service, and yield its port."""
     with ThreadingTCPServer(("127.0.0.1", 0), _Handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever)
@@ -73,9 +74,7 @@ def serving() -> Iterator[int]:
 
 
 def tunnelled(port: int, *upgrades: str) -> int:
-    """How many requests are answered on a connection that one request has upgraded with these lines
-    of `Upgrade`.
-    """
+    """Return how many requests get a response after an upgrade with these `Upgrade` lines."""
     lines = [
         "GET /tunnel HTTP/1.1",
         "Host: a",

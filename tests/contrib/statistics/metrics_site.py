@@ -1,4 +1,4 @@
-"""A site that Prometheus reads, for servers of several processes."""
+"""A site that Prometheus scrapes, with several processes."""
 
 from __future__ import annotations
 
