@@ -20,7 +20,7 @@ from .extension import (
     FIELDS_OF_ANNEXES,
     SETTINGS_OF_ANNEXES,
     annex_options,
-    install,
+    install_hint,
     is_installed,
 )
 from .identity.keys import registered_keys
@@ -140,7 +140,7 @@ def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
         annex = SETTINGS_OF_ANNEXES.get(word)
         if annex is not None and not is_installed(annex):
             text = f"{name} is a setting of an app that is not installed."
-            yield SETTING_OF_ANNEX.message(text, right=install(annex))
+            yield SETTING_OF_ANNEX.message(text, right=install_hint(annex))
         elif word != name and word not in SETTINGS:
             text = f"{name} is not a setting of django_ratelimit_lua."
             yield UNKNOWN_SETTING.message(text, right=_right_setting(word))
@@ -410,7 +410,7 @@ def _database_problems(using: str) -> Iterator[CheckMessage]:
         names = [repr(rule.name) for rule in rules if word in rule.spec]
         if names and word not in annex_options():
             text = f"The option {word} of the rules {', '.join(names)} is ignored: its app is not"
-            yield ABSENT_ANNEX.message(f"{text} installed.", right=install(annex))
+            yield ABSENT_ANNEX.message(f"{text} installed.", right=install_hint(annex))
     with suppress(ImproperlyConfigured):
         yield from _no_waiting_time([rule.spec for rule in rules])
     yield from _row_problems(rules)

@@ -29,7 +29,7 @@ _decisions: ContextVar[list[dict[str, Any]] | None] = ContextVar("_decisions", d
 """The decisions of the present request; None if no panel records them."""
 
 
-def record(
+def record_decision(
     charges: Sequence[DecidedCharge],
     decision: Decision,
     seconds: float,
@@ -40,7 +40,7 @@ def record(
     decisions = _decisions.get()
     if decisions is None or not (charges or exempt):
         return
-    limits = [_limit(decided) for decided in charges]
+    limits = [_describe_charge(decided) for decided in charges]
     limits += [{"name": place_words(each.name), "is_exempt": True} for each in exempt]
     decisions.append(
         {
@@ -52,7 +52,8 @@ def record(
     )
 
 
-def _limit(decided: DecidedCharge) -> dict[str, object]:
+def _describe_charge(decided: DecidedCharge) -> dict[str, object]:
+    """Return the values that the template shows about one limit."""
     state = decided.state
     return {
         "name": place_words(decided.name),
@@ -77,8 +78,8 @@ class RateLimitPanel(Panel):
     @classmethod
     def ready(cls) -> None:
         """Record the decisions of requests for which a panel is enabled."""
-        if record not in decision_hooks:
-            decision_hooks.append(record)
+        if record_decision not in decision_hooks:
+            decision_hooks.append(record_decision)
 
     @property
     def nav_subtitle(self) -> str:

@@ -161,18 +161,18 @@ def annex_options() -> dict[str, Any]:
     return {name: option for each in extensions for name, option in each.options.items()}
 
 
-def install(name: str) -> str:
+def install_hint(name: str) -> str:
     """Return a sentence that explains how to install an optional app.
 
-    >>> install("gateway")
+    >>> install_hint("gateway")
     'Add "django_ratelimit_lua.contrib.gateway" to INSTALLED_APPS'
     """
     return f'Add "django_ratelimit_lua.contrib.{name}" to INSTALLED_APPS'
 
 
-def require(name: str) -> None:
+def require_annex(name: str) -> None:
     """Raise `ImproperlyConfigured` if an app is not installed: its models would be the core's."""
     if not apps.is_installed(f"django_ratelimit_lua.contrib.{name}"):
         raise ImproperlyConfigured(
-            f"django_ratelimit_lua.contrib.{name} is not installed. {install(name)}."
+            f"django_ratelimit_lua.contrib.{name} is not installed. {install_hint(name)}."
         )

@@ -49,7 +49,7 @@ hold it.
 
 
 @renew_after_fork
-def _renew() -> None:
+def _renew_locks() -> None:
     for signal in (
         limit_exceeded,
         banned,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from django.utils.translation import gettext_noop as _
 
 from ..conf import conf
-from ..extension import FIELDS_OF_ANNEXES, annex_options, install
+from ..extension import FIELDS_OF_ANNEXES, annex_options, install_hint
 from ..identity.keys import Key, compile_key
 from ..limits.options import OPTIONS, Option, read_options
 from ..limits.rate import LimitError, Rate
@@ -427,7 +427,7 @@ def refuse_absent(spec: Spec, where: str) -> None:
     installed = annex_options()
     for word, annex in FIELDS_OF_ANNEXES.items():
         if word in spec and word not in installed:
-            text = f"{word} is a field of an app that is not installed. {install(annex)}"
+            text = f"{word} is a field of an app that is not installed. {install_hint(annex)}"
             raise RuleError(word, text, where=where)
 
 

@@ -10,7 +10,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..extension import FIELDS_OF_ANNEXES, annex_options, install
+from ..extension import FIELDS_OF_ANNEXES, annex_options, install_hint
 from ..identity.keys import ALL_CALLERS, FIELDS, operator_label
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
@@ -152,7 +152,7 @@ def where(given: Spec) -> str:
         if word in added:
             parts.append(added[word].describe(given[word]))
         elif word in place_options():
-            parts.append(f"{word} ({install(FIELDS_OF_ANNEXES[word])})")
+            parts.append(f"{word} ({install_hint(FIELDS_OF_ANNEXES[word])})")
     audience = given.get("audience", "everyone")
     if audience != "everyone":
         known = {

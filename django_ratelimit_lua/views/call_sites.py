@@ -15,7 +15,7 @@ from django.conf import settings
 from django.urls import get_resolver
 from django.utils.translation import gettext as _
 
-from ..extension import FIELDS_OF_ANNEXES, install, is_installed
+from ..extension import FIELDS_OF_ANNEXES, install_hint, is_installed
 from ..identity.keys import ALL_CALLERS, KeyLike
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options, refuse_unknown
@@ -157,7 +157,7 @@ class KnownCallSites:
         """
         if not is_installed("statistics"):
             raise LimitError(
-                f"durable=True on {name!r} needs the app statistics. {install('statistics')}"
+                f"durable=True on {name!r} needs the app statistics. {install_hint('statistics')}"
             )
         if len(name) > self.MAX_LENGTH or is_unwritable(name):
             right = f"use a name of at most {self.MAX_LENGTH} characters that a database can store"

@@ -33,7 +33,7 @@ from ..rules.overrides import USER
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.status import problems
-from ..rules.template import LimitTemplate
+from ..rules.template import LimitTemplate, RateFunction
 from .overrides import REFUSED, RequestSubjects, find_overrides, override_fields
 from .plan import Party, Place, Planner, merge_counters
 
@@ -87,7 +87,7 @@ class RequestPlanner(Planner):
         self._group = group
         self._has_blocks = has_blocks
         self._on_error = on_error
-        self._own_places: Sequence[Place] | None = None
+        self._unchanged_places: Sequence[Place] | None = None
         self._gathered_places: Sequence[Place] | None = None
         self.state: RequestState = request_state(request)
         self.counted: dict[str, object] = self.state.counted
@@ -97,6 +97,11 @@ class RequestPlanner(Planner):
             waiting_time(request)  # For statistics, also if no rule needs it.
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
+        """Gather the charges by these rules, and the overrides that may apply to them.
+
+        A rule that raises is left out. If the places are those of an earlier ruleset, so are their
+        charges.
+        """
         if conf.EXEMPT is not None and (yield from self._is_exempt(conf.EXEMPT)):
             self.gathered = self.parties = ()
             return
@@ -128,11 +133,11 @@ class RequestPlanner(Planner):
         for call_site in self._choose:
             if (call_site.group or self._group) in ruleset.site_names:
                 rules = ruleset.for_call_sites(self._choose, self._group, self.request)
-                self._own_places = None
+                self._unchanged_places = None
                 return (Place(rules, self._group),)
-        if self._own_places is None:
-            self._own_places = (Place(self._choose, self._group),)
-        return self._own_places
+        if self._unchanged_places is None:
+            self._unchanged_places = (Place(self._choose, self._group),)
+        return self._unchanged_places
 
     def _is_exempt(self, is_exempt: Callable[[HttpRequest], object]) -> Waiting[bool]:
         """Return whether `RATELIMIT_EXEMPT` exempts the request; not if the function raises."""
@@ -160,14 +165,13 @@ class RequestPlanner(Planner):
             if template is None:
                 return
         rates: list[Rate] = []
-        for rate in template.rates:
-            value: Any = rate
-            if callable(rate):
-                value = yield from calling(rate, name, request)
-            if value is not None and not isinstance(value, Rate):
-                value = Rate.parse(value)
-            if value is not None:
-                rates.append(value)
+        for given_rate in template.rates:
+            if callable(given_rate):
+                rate = yield from self._call_rate(given_rate, name)
+            else:
+                rate = given_rate
+            if rate is not None:
+                rates.append(rate)
         if not rates:
             return
         cost = 1
@@ -181,6 +185,13 @@ class RequestPlanner(Planner):
         else:
             identity = key.read(name, request, None)
         place.add_charges(rule, name, template, rates, cost, identity)
+
+    def _call_rate(self, function: RateFunction, name: str) -> Waiting[Rate | None]:
+        """Return the rate that a function returns; None for no limit."""
+        rate = yield from calling(function, name, self.request)
+        if rate is None or isinstance(rate, Rate):
+            return rate
+        return Rate.parse(rate)
 
     def _was_counted_elsewhere(self, name: str) -> bool:
         """Return whether a rule that was counted for the request is not counted again here."""

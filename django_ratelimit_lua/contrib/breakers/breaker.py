@@ -13,7 +13,7 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
 from ...engine.run import arun, run
-from ...extension import install, is_installed
+from ...extension import install_hint, is_installed
 from ...limits.rate import SECOND, LimitError, time_us
 from ...process import Clock
 from ...views.fallback import NO_FALLBACK, afall_back, async_mismatch, fall_back
@@ -87,7 +87,7 @@ class CircuitBreaker:
         fallback: object = NO_FALLBACK,
     ) -> None:
         if apps.ready and not is_installed("breakers"):
-            raise ImproperlyConfigured(f"{install('breakers')}, to use circuit breakers.")
+            raise ImproperlyConfigured(f"{install_hint('breakers')}, to use circuit breakers.")
         self.name = name
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise self._error("the name must be 1 to 200 characters, without control characters")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ...extension import require
+from ...extension import require_annex
 from ...models.audit import AuditedModel, AuditedQuerySet, Spec
 
-require("breakers")
+require_annex("breakers")
 
 
 class RateLimitBreaker(AuditedModel):

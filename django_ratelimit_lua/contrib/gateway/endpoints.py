@@ -18,7 +18,7 @@ from ...conf import conf
 from ...engine.decide import adecide
 from ...engine.holding import await_turn
 from ...engine.run import Wait, Waiting
-from ...extension import require
+from ...extension import require_annex
 from ...limits.rate import Rate
 from ...operations.health import ahealth
 from ...rules.rule import EVERYONE, Rule
@@ -37,7 +37,7 @@ from .described_request import (
 from .http import TOO_LARGE, Answer, Meta, compose_refusal, is_too_large, meta_of
 from .secrets import SECRET_KEY, authenticate
 
-require("gateway")
+require_annex("gateway")
 
 BODY_HEADER = "X-RateLimit-Body"
 """The body of a refusal once more, for nginx, which throws away that of a sub-request."""

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from django.db import models
 
-from ...extension import require
+from ...extension import require_annex
 
-require("statistics")
+require_annex("statistics")
 
 
 class RateLimitHour(models.Model):

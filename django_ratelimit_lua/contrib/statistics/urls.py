@@ -14,7 +14,7 @@ from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from ...extension import install, is_installed
+from ...extension import install_hint, is_installed
 from .conf import settings as statistics_settings
 from .metrics import Collector
 
@@ -60,6 +60,6 @@ def _has_token(request: HttpRequest) -> bool:
 
 if not is_installed("statistics"):
     raise ImproperlyConfigured(
-        f"{__name__} is included, but the app is not installed. {install('statistics')}."
+        f"{__name__} is included, but the app is not installed. {install_hint('statistics')}."
     )
 urlpatterns = [path("metrics", metrics, name="ratelimit-metrics")]

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from ...exceptions import StoreError
-from ...extension import VERBS_OF_ANNEXES, extensions, install, is_installed
+from ...extension import VERBS_OF_ANNEXES, extensions, install_hint, is_installed
 from ...limits.rate import LimitError
 from ...models.audit import acting
 from ...publishing.publisher import OwnerError
@@ -90,7 +90,7 @@ def _add_verbs(parser: Any, *, required: bool) -> Any:
             annex = VERBS_OF_ANNEXES.get(word)
             near = get_close_matches(word, subparsers.choices, 1)
             if annex and not is_installed(annex):
-                message = f"the app of the verb {word!r} is not installed. {install(annex)}"
+                message = f"the app of the verb {word!r} is not installed. {install_hint(annex)}"
             elif near:
                 message = f"there is no verb {word!r}; did you mean {near[0]!r}?"
         report_error(message)
