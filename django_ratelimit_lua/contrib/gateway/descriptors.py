@@ -218,14 +218,15 @@ def _check_key(rule: Rule) -> None:
         raise LimitError(text, "key", entry=entry, key=part)
 
 
-def _describe(value: object) -> str:
-    entries = ", ".join(_entries(value))
+def _describe_descriptor(value: object) -> str:
+    """Return where a rule applies, for its sentence."""
+    entries = ", ".join(_check_entries(value))
     return gettext("for Envoy's descriptor %(entries)s") % {"entries": entries}
 
 
-_entries = Lines("['generic_key=login', 'remote_address']")
+_check_entries = Lines("['generic_key=login', 'remote_address']")
 DESCRIPTOR = Option(
-    _entries,
+    _check_entries,
     _("descriptor"),
     _(
         "For Envoy: one entry per line, in Envoy's order, for example generic_key=login and "
@@ -234,6 +235,6 @@ DESCRIPTOR = Option(
     ),
     compile=DescriptorPattern.parse,
     check_rule=_check_rule,
-    describe=_describe,
+    describe=_describe_descriptor,
     is_place=True,
 )

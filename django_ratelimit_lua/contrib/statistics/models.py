@@ -28,7 +28,7 @@ class RateLimitHour(models.Model):
         "failed": "f",
         "banned": "g",
     }
-    """A letter of the result that each column counts, see `results`."""
+    """A letter of the result that each column counts, see `counters`."""
 
     name = models.CharField(max_length=200)
     moment = models.BigIntegerField()

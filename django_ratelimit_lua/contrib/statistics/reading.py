@@ -30,7 +30,7 @@ from .counters import (
 from .recorder import recorder
 
 Counts = Counter[str]
-"""Requests by result, and decisions by source (`S` and its letter, see `results`)."""
+"""Requests by result, and decisions by source (`S` and its letter, see `counters`)."""
 MAX_COMMANDS = 200
 """Commands of one round trip: their replies are made and read in a few milliseconds."""
 WRITE_SECONDS = 0.2
@@ -217,7 +217,7 @@ def read_top_clients(name: str, hours: Iterable[int], what: str) -> list[Estimat
 
 
 def merge_client_lists(lists: Iterable[bytes], what: str) -> list[Estimate]:
-    """Return the clients of several lists of `writing.Top`, those with the highest counts first.
+    """Return the clients of several lists of `clients.Top`, those with the highest counts first.
 
     >>> merge_client_lists([b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}'], "used")
     [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])]
@@ -242,7 +242,7 @@ def merge_client_lists(lists: Iterable[bytes], what: str) -> list[Estimate]:
 
 
 def read_totals() -> dict[str, Counts]:
-    """Return the numbers for metrics of each name and of the site, as `keys` describes them.
+    """Return the numbers for metrics of each name and of the site, as `counters` describes them.
 
     They never fall unless Redis has lost them.
     """

@@ -112,11 +112,11 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Course:
-    """The counts of a period.
+class Timeline:
+    """The counts of a name in a period: of each step, and their sums.
 
     - `points`: the counts of each step, by letter;
-    - `numbers`: those of all steps, by word: see `results.by_word`;
+    - `numbers`: those of all steps, by word: see `counters.by_word`;
     - `sources`: decisions by source.
     """
 
@@ -127,7 +127,7 @@ class Course:
     sources: Counts
 
     @classmethod
-    def from_points(cls, name: str, period: str, points: Sequence[Point]) -> Course:
+    def from_points(cls, name: str, period: str, points: Sequence[Point]) -> Timeline:
         """Add up the counts of the points."""
         whole = reading.add_up(points)
         sources = Counter({source: whole[f"S{letter}"] for source, letter in SOURCES.items()})
@@ -201,17 +201,17 @@ def local_moment(at: float) -> datetime.datetime:
     return timezone.localtime(datetime.datetime.fromtimestamp(int(at), datetime.UTC))
 
 
-def read_courses(names: Sequence[str], period: str) -> dict[str, Course]:
+def read_timelines(names: Sequence[str], period: str) -> dict[str, Timeline]:
     """Return the counts of each name in a period.
 
     Raises:
         StoreError: Redis is unavailable.
     """
     series = reading.read_series(names, span_of(period))
-    return {name: Course.from_points(name, period, points) for name, points in series.items()}
+    return {name: Timeline.from_points(name, period, points) for name, points in series.items()}
 
 
-def read_stored_course(name: str, period: str) -> Course:
+def read_stored_timeline(name: str, period: str) -> Timeline:
     """Return the counts of one name in a period, of which the database may have more than Redis.
 
     For each hour, the counts with more requests are used, because Redis has more of the last
@@ -222,7 +222,7 @@ def read_stored_course(name: str, period: str) -> Course:
     """
     span = span_of(period)
     if span.step < HOUR or is_unwritable(name):
-        return read_courses([name], period)[name]
+        return read_timelines([name], period)[name]
     hours = span._replace(start=span.start // HOUR * HOUR, step=HOUR)
     in_redis = hours._replace(start=max(hours.start, hours.end - HOURS_KEPT))
     by_hour = dict(reading.read_series([name], in_redis)[name])
@@ -230,10 +230,10 @@ def read_stored_course(name: str, period: str) -> Course:
         redis_counts = by_hour.get(moment, Counter())
         if by_word(counts)["requests"] > by_word(redis_counts)["requests"]:
             by_hour[moment] = counts
-    return Course.from_points(name, period, reading.group_by_step(span, HOUR, by_hour))
+    return Timeline.from_points(name, period, reading.group_by_step(span, HOUR, by_hour))
 
 
-def read_limits(period: str) -> list[Course]:
+def read_limits(period: str) -> list[Timeline]:
     """Return the counts of all rules and call sites; those that refused most come first.
 
     Raises:
@@ -241,9 +241,9 @@ def read_limits(period: str) -> list[Course]:
     """
     rules = RateLimitRule.objects.using(rules_database()).values_list("name", flat=True)
     names = {*rules, *reading.read_names(), *names_in_code()}
-    courses = read_courses(sorted(names), period).values()
+    timelines = read_timelines(sorted(names), period).values()
     results = ("refused", "would_be_refused", "requests")
-    return sorted(courses, key=lambda course: [-course.numbers[result] for result in results])
+    return sorted(timelines, key=lambda timeline: [-timeline.numbers[result] for result in results])
 
 
 def find_spec(name: str, row: RateLimitRule | None) -> Spec:

@@ -43,16 +43,16 @@ from .report import (
     PERIODS,
     RESULT_NAMES,
     Column,
-    Course,
     Report,
+    Timeline,
     describe_limit,
     draw_bars,
     find_spec,
     local_moment,
-    read_courses,
     read_limits,
     read_outages,
-    read_stored_course,
+    read_stored_timeline,
+    read_timelines,
     result_words,
     span_of,
 )
@@ -101,10 +101,10 @@ def _site_context(request: HttpRequest) -> Context:
     # The database keeps no hours of the whole site.
     periods = [period for period in PERIODS if period != "year"]
     period = _read_period(request, periods)
-    site = read_courses([SITE], period)[SITE]
-    most = [course for course in read_limits(period) if course.numbers["requests"]][:MAX_ROWS]
+    site = read_timelines([SITE], period)[SITE]
+    most = [timeline for timeline in read_limits(period) if timeline.numbers["requests"]][:MAX_ROWS]
     return {
-        **_course_context(request, site, periods),
+        **_timeline_context(request, site, periods),
         "notices": [*_notices(), *_outage_words()],
         "reports": [
             _limits_report(request, most, period),
@@ -120,46 +120,48 @@ def _limit_context(request: HttpRequest, name: str) -> Context:
     """Return the context of the section on the page of a limit; empty for an unknown name."""
     row = _load_rules([name]).get(name)
     spec = find_spec(name, row)
-    course = read_stored_course(name, _read_period(request, PERIODS))
-    if not (spec or course.numbers or name in reading.read_names()):
+    timeline = read_stored_timeline(name, _read_period(request, PERIODS))
+    if not (spec or timeline.numbers or name in reading.read_names()):
         return {}
     notices = []
     if spec.get("mode") == "shadow":
         notices.append(rehearsal(spec))
     rule = row.name if row else ""
     return {
-        **_course_context(request, course, PERIODS),
+        **_timeline_context(request, timeline, PERIODS),
         "notices": notices,
         "reports": [
-            _clients_report(request, name, course.period, course.refusals, rule),
-            _clients_report(request, name, course.period, "used", rule),
-            _steps_report(course),
+            _clients_report(request, name, timeline.period, timeline.refusals, rule),
+            _clients_report(request, name, timeline.period, "used", rule),
+            _steps_report(timeline),
         ],
     }
 
 
-def _course_context(request: HttpRequest, course: Course, periods: Collection[str]) -> Context:
-    """Return the links of the periods, the figures and the chart of a course."""
-    step_format = STEP_FORMATS[course.period]
-    names = [formats.date_format(local_moment(step.moment), step_format) for step in course.steps]
-    counts = [step.counts for step in course.steps]
-    numbers = course.numbers
-    p95 = percentile_95(reading.read_histogram(course.name, span_of(course.period)))
+def _timeline_context(
+    request: HttpRequest, timeline: Timeline, periods: Collection[str]
+) -> Context:
+    """Return the links of the periods, the figures and the chart of a timeline."""
+    step_format = STEP_FORMATS[timeline.period]
+    names = [formats.date_format(local_moment(step.moment), step_format) for step in timeline.steps]
+    counts = [step.counts for step in timeline.steps]
+    numbers = timeline.numbers
+    p95 = percentile_95(reading.read_histogram(timeline.name, span_of(timeline.period)))
     hovers = [f"{name}, {result_words(each)}" for name, each in zip(names, counts, strict=True)]
-    label = f"{PERIOD_NAMES[course.period]}, {result_words(numbers)}"
+    label = f"{PERIOD_NAMES[timeline.period]}, {result_words(numbers)}"
     return {
-        "period": course.period,
+        "period": timeline.period,
         "periods": [(key, PERIOD_NAMES[key], _build_query(request, key)) for key in periods],
         "tiles": [
             (_("requests"), number_words(numbers["requests"]), ""),
             (
-                RESULT_NAMES[course.refusals],
-                number_words(numbers[course.refusals]),
+                RESULT_NAMES[timeline.refusals],
+                number_words(numbers[timeline.refusals]),
                 "refused" if numbers["refused"] else "",
             ),
-            (_("share of requests"), course.share_words, ""),
+            (_("share of requests"), timeline.share_words, ""),
             (_("95th percentile decision time"), milliseconds_words(p95) if p95 else "—", ""),
-            (_("decided by"), course.source_words or "—", "words"),
+            (_("decided by"), timeline.source_words or "—", "words"),
         ],
         "chart": draw_bars(counts, label, hovers),
         "most": number_words(max(each["requests"] for each in counts)),
@@ -192,9 +194,9 @@ def _outage_words() -> Iterator[str]:
         }
 
 
-def _limits_report(request: HttpRequest, courses: Iterable[Course], period: str) -> Report:
+def _limits_report(request: HttpRequest, timelines: Iterable[Timeline], period: str) -> Report:
     """Return the table of the limits, with a small chart of each."""
-    rules = _load_rules(course.name for course in courses)
+    rules = _load_rules(timeline.name for timeline in timelines)
     return Report(
         _("Limits that refuse most"),
         [
@@ -204,7 +206,7 @@ def _limits_report(request: HttpRequest, courses: Iterable[Course], period: str)
             Column(_("refused"), "number"),
             Column(_("share of requests"), "number"),
         ],
-        [_limit_row(request, course, rules.get(course.name)) for course in courses],
+        [_limit_row(request, timeline, rules.get(timeline.name)) for timeline in timelines],
         PERIOD_NAMES[period],
         _("A request with three limits counts in three rows, and once for the whole site."),
     )
@@ -216,9 +218,9 @@ def _load_rules(names: Iterable[str]) -> dict[str, RateLimitRule]:
     return stored.in_bulk(writable, field_name="name")
 
 
-def _limit_row(request: HttpRequest, course: Course, row: RateLimitRule | None) -> list[Any]:
+def _limit_row(request: HttpRequest, timeline: Timeline, row: RateLimitRule | None) -> list[Any]:
     """Return the row of a limit; `row` is its rule in the database, if it has one."""
-    numbers = course.numbers
+    numbers = timeline.numbers
     refused = number_words(numbers["refused"])
     if numbers["refused"]:
         refused = format_html('<strong class="refused">{}</strong>', refused)
@@ -226,20 +228,20 @@ def _limit_row(request: HttpRequest, course: Course, row: RateLimitRule | None) 
     return [
         format_html(
             '{}<div class="help">{}</div>',
-            limit_link(request, course.name),
-            breakable(describe_limit(course.name, row)),
+            limit_link(request, timeline.name),
+            breakable(describe_limit(timeline.name, row)),
         ),
-        course.spark,
+        timeline.spark,
         number_words(numbers["requests"]),
         format_html('{}<div class="would">{}</div>', refused, others),
-        course.share_words,
+        timeline.share_words,
     ]
 
 
-def _steps_report(course: Course) -> Report:
+def _steps_report(timeline: Timeline) -> Report:
     """Return the numbers of the chart, the latest first."""
-    words = [word for word in RESULT_NAMES if course.numbers[word]]
-    step_format = STEP_FORMATS[course.period]
+    words = [word for word in RESULT_NAMES if timeline.numbers[word]]
+    step_format = STEP_FORMATS[timeline.period]
     return Report(
         _("Requests"),
         [
@@ -251,10 +253,10 @@ def _steps_report(course: Course) -> Report:
                 formats.date_format(local_moment(moment), step_format),
                 *[number_words(counts[word]) for word in words],
             ]
-            for moment, counts in reversed(course.steps)
+            for moment, counts in reversed(timeline.steps)
             if counts["requests"]
         ],
-        PERIOD_NAMES[course.period],
+        PERIOD_NAMES[timeline.period],
         is_closed=True,
     )
 
@@ -365,11 +367,11 @@ def last_day_cells(
         name: format_html(
             '<div class="ratelimit-seen"><a href="{}">{}</a> {}</div>',
             limit_url(request, name),
-            course.spark or _("Statistics"),
-            result_words(course.numbers, NOT_ALLOWED),
+            timeline.spark or _("Statistics"),
+            result_words(timeline.numbers, NOT_ALLOWED),
         )
-        for name, course in read_courses(list(rules), "day").items()
-        if course.numbers
+        for name, timeline in read_timelines(list(rules), "day").items()
+        if timeline.numbers
     }
 
 
@@ -432,6 +434,6 @@ def _client_row(
     if may_see_rules(request):
         link = limit_link(request, name)
     refused_words = between_words(*refused.bounds) if refused else "—"
-    if refused and read_courses([name], "day")[name].refusals == "would_be_refused":
+    if refused and read_timelines([name], "day")[name].refusals == "would_be_refused":
         refused_words = f"{RESULT_NAMES['would_be_refused']}: {refused_words}"
     return [link, refused_words, between_words(*used.bounds) if used else "—"]

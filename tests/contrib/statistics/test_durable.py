@@ -20,7 +20,7 @@ from django_ratelimit_lua.contrib.statistics.counters import DAY, HOUR, key_of
 from django_ratelimit_lua.contrib.statistics.hours import copy_hours
 from django_ratelimit_lua.contrib.statistics.models import RateLimitHour
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
-from django_ratelimit_lua.contrib.statistics.report import read_stored_course
+from django_ratelimit_lua.contrib.statistics.report import read_stored_timeline
 from django_ratelimit_lua.models import RateLimitRule
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import visits
@@ -114,7 +114,7 @@ def test_stored_counts_are_raised_and_never_lowered(
     copied()
     assert rows("mail.again") == [(1, 0), (2, 0)]
     for period in ("day", "week", "90d", "year"):
-        assert read_stored_course("mail.again", period).numbers["allowed"] == 3, period
+        assert read_stored_timeline("mail.again", period).numbers["allowed"] == 3, period
 
 
 def test_a_page_shows_hours_that_redis_has_no_more(operator: Any) -> None:
@@ -123,8 +123,8 @@ def test_a_page_shows_hours_that_redis_has_no_more(operator: Any) -> None:
     for days, number in ((1, 5), (100, 70), (300, 400), (400, 1)):
         at = now - days * DAY
         RateLimitHour.objects.create(name="old", moment=at, allowed=number, refused=2, banned=1)
-    course = read_stored_course("old", "year")
-    assert dict(course.numbers) == {"requests": 481, "allowed": 475, "refused": 6, "banned": 3}
+    timeline = read_stored_timeline("old", "year")
+    assert dict(timeline.numbers) == {"requests": 481, "allowed": 475, "refused": 6, "banned": 3}
     page = operator.get("/admin/django_ratelimit_lua/ratelimitrule/limit/?name=old&period=year")
     assert "<dd>481</dd>" in page.content.decode()
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.statistics.report import read_courses
+from django_ratelimit_lua.contrib.statistics.report import read_timelines
 from tests.acceptance.commands.test_forget import (
     ADDRESS,
     IP,
@@ -43,4 +43,4 @@ def test_the_client_is_in_no_list(settings: object) -> None:
     lists = found["lists of clients, with the other clients in them"]
     assert lists == 2  # Of the limit and of all limits.
     assert top("searched") == top("") == []
-    assert read_courses(["searched"], "hour")["searched"].numbers["refused"] == 4
+    assert read_timelines(["searched"], "hour")["searched"].numbers["refused"] == 4

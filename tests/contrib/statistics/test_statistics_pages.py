@@ -25,9 +25,9 @@ from django_ratelimit_lua.contrib.statistics.counters import key_of
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import (
     PERIODS,
-    read_courses,
     read_limits,
     read_outages,
+    read_timelines,
 )
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
@@ -330,8 +330,8 @@ def test_the_last_hour_is_sixty_minutes(monkeypatch: pytest.MonkeyPatch) -> None
             limiter.hit("ada")
         recorder.flush()
     monkeypatch.undo()
-    assert read_courses(["spans"], "hour")["spans"].numbers["requests"] == 4
-    assert read_courses(["spans"], "day")["spans"].numbers["requests"] == 7
+    assert read_timelines(["spans"], "hour")["spans"].numbers["requests"] == 4
+    assert read_timelines(["spans"], "day")["spans"].numbers["requests"] == 7
 
 
 def test_clients_are_added_up_over_all_limits(operator: Client) -> None:
