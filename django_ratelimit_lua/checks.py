@@ -215,17 +215,17 @@ def check_rules(**kwargs: object) -> Iterator[CheckMessage]:
         yield from _key_problems(active)
     for rule in active:
         if rule.counts_missing_bodies:
-            yield _no_method(f"Rule {rule.name!r}")
+            yield _warn_without_method(f"Rule {rule.name!r}")
 
 
 def _key_problems(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
     """Report rules whose key needs sessions, or counts all clients without a user as one."""
     by_session = ", ".join(rule.name for rule in rules if rule.needs_session)
     if by_session:
-        yield from _no_session(f"Rules {by_session}")
+        yield from _warn_without_sessions(f"Rules {by_session}")
     for rule in rules:
         if rule.lumps_strangers:
-            yield _one_for_all(f"Rule {rule.name!r}", "or the audience 'authenticated'")
+            yield _warn_lumping(f"Rule {rule.name!r}", "or the audience 'authenticated'")
 
 
 @register(Tags.caches)
@@ -239,14 +239,15 @@ def check_cors(**kwargs: object) -> Iterator[CheckMessage]:
         )
 
 
-def _valid_rules() -> Sequence[Rule]:
+def _find_valid_rules() -> Sequence[Rule]:
     """Return the rules of the settings; none if they are invalid, which `check_rules` reports."""
-    with suppress(ImproperlyConfigured):
+    try:
         return settings_rules()
-    return ()
+    except ImproperlyConfigured:
+        return ()
 
 
-def _no_session(subject: str) -> Iterator[CheckMessage]:
+def _warn_without_sessions(subject: str) -> Iterator[CheckMessage]:
     """Report a rule that uses the session if the project stores no sessions on the server."""
     if SESSIONS not in settings.MIDDLEWARE:
         problem = "there are no sessions"
@@ -262,7 +263,8 @@ def _no_session(subject: str) -> Iterator[CheckMessage]:
     )
 
 
-def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
+def _warn_lumping(subject: str, otherwise: str) -> CheckMessage:
+    """Return the warning about a key that is the user; `otherwise` is the alternative."""
     text = (
         f"{subject} counts all clients without a signed-in user as one, because its key is the "
         "user."
@@ -270,7 +272,8 @@ def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
     return ONE_FOR_ALL.message(text, otherwise=otherwise)
 
 
-def _no_method(subject: str) -> CheckMessage:
+def _warn_without_method(subject: str) -> CheckMessage:
+    """Return the warning about a key that is a field of the body, for requests without one."""
     return NO_METHOD.message(
         f"{subject}: the key is a field of the body, and all requests without a body share one "
         "count, such as those that only show the form."
@@ -298,10 +301,10 @@ def check_views(**kwargs: object) -> Iterator[CheckMessage]:
             if runs_without_body and any(rule.counts_missing_bodies for rule in stack.rules):
                 without_body.append(name)
     for name in dict.fromkeys(lumping):
-        yield _one_for_all(name, "or login_required")
+        yield _warn_lumping(name, "or login_required")
     for name in dict.fromkeys(by_session):
-        yield from _no_session(name)
-    yield from map(_no_method, dict.fromkeys(without_body))
+        yield from _warn_without_sessions(name)
+    yield from map(_warn_without_method, dict.fromkeys(without_body))
 
 
 @register(Tags.urls)
@@ -341,7 +344,7 @@ def check_paths(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that all functions given by a dotted path can be imported."""
     # Both register the paths that they use.
     _all_views()
-    _valid_rules()
+    _find_valid_rules()
     for path, purpose in list(values.known_paths.items()):  # An import may register more.
         try:
             values.import_callable(path, purpose, "group", "request")
@@ -370,10 +373,11 @@ def check_conditions(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that networks can be read, and that the waiting time of requests is known."""
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         yield from map(UNREAD_NETWORK.message, networks.refresh())
-        yield from _no_waiting_time([rule.spec for rule in _valid_rules()])
+        yield from _warn_without_waiting_time([rule.spec for rule in _find_valid_rules()])
 
 
-def _no_waiting_time(specs: Iterable[Spec]) -> Iterator[CheckMessage]:
+def _warn_without_waiting_time(specs: Iterable[Spec]) -> Iterator[CheckMessage]:
+    """Report rules with `waited` if no setting determines the waiting time of requests."""
     if conf.REQUEST_START is not None and isinstance(conf.TRUSTED_PROXIES, tuple):
         return
     names = [repr(spec["name"]) for spec in specs if spec.get("waited")]
@@ -412,7 +416,7 @@ def _database_problems(using: str) -> Iterator[CheckMessage]:
             text = f"The option {word} of the rules {', '.join(names)} is ignored: its app is not"
             yield ABSENT_ANNEX.message(f"{text} installed.", right=install_hint(annex))
     with suppress(ImproperlyConfigured):
-        yield from _no_waiting_time([rule.spec for rule in rules])
+        yield from _warn_without_waiting_time([rule.spec for rule in rules])
     yield from _row_problems(rules)
     number = RateLimitOverride.objects.using(using).lasting().count()
     if number > MAX_OVERRIDES:
@@ -440,7 +444,7 @@ def _row_problems(rows: Iterable[RateLimitRule]) -> Iterator[CheckMessage]:
         if rule.mode == "off":
             continue
         if rule.counts_missing_bodies:
-            yield _no_method(f"Rule {row.name!r}")
+            yield _warn_without_method(f"Rule {row.name!r}")
         if rule.is_for_requests:
             unused.append(repr(row.name))
     if unused and MIDDLEWARE not in settings.MIDDLEWARE and not is_installed("gateway"):

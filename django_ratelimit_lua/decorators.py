@@ -306,7 +306,7 @@ def _wrap_coroutine_function(
                 if fallback is NO_FALLBACK:
                     return await arefused_response(request, decision)
                 answer = await afall_back(
-                    in_thread(fallback), Ratelimited(decision), request, *args, **kwargs
+                    _adapt_fallback(fallback), Ratelimited(decision), request, *args, **kwargs
                 )
                 return add_ratelimit_headers(request, answer)
             held = None
@@ -352,11 +352,8 @@ async def _acall_and_settle(
     return watch_body(state, response)
 
 
-def in_thread(fallback: object) -> Any:
-    """Return the fallback for a coroutine function.
-
-    A plain callable may block, so it runs in a thread.
-    """
+def _adapt_fallback(fallback: object) -> Any:
+    """Return the fallback for a coroutine function: a plain callable runs in a thread."""
     if callable(fallback) and not is_async(fallback):
         return sync_to_async(fallback)
     return fallback

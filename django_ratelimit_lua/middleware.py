@@ -218,7 +218,7 @@ def _must_wait(rule: Rule, request: HttpRequest) -> bool:
 
 
 def _take_postponed(request: HttpRequest, state: RequestState) -> bool:
-    """Return whether rules are to be decided before the view. The next call returns false."""
+    """Return whether rules are to be decided before the view, and clear `has_postponed_rules`."""
     has_postponed_rules = state.has_postponed_rules
     state.has_postponed_rules = False
     return has_postponed_rules or not is_expected_view(request, state)

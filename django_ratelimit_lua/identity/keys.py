@@ -322,15 +322,20 @@ def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
         return registered_identity(kind, value)
     if value is None:
         return (kind, name, None)
-    if prefix == INT and not value.strip():
-        return (kind, name, None)
-    if prefix == INT and kind in ("json", "data"):
-        value = BOOLEAN_NUMBERS.get(value, value)
     if prefix == INT:
-        return (kind, name, normalize_number(value))
+        return (kind, name, _number_value(kind, value))
     if prefix == EXACT or FIELDS[kind].is_exact:
         return (kind, name, value)
     return (kind, name, normalize_text(value) or None)
+
+
+def _number_value(kind: str, value: str) -> str | None:
+    """Return the one spelling of a number in a field of this kind; None if the field is blank."""
+    if not value.strip():
+        return None
+    if kind in ("json", "data"):
+        value = BOOLEAN_NUMBERS.get(value, value)
+    return normalize_number(value)
 
 
 def _field_key(field: str, kind: str, name: str) -> Key:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.http import HttpResponseBase
 
@@ -61,9 +61,8 @@ def _x_headers(states: Sequence[LimitState]) -> dict[str, str]:
 
 def _ietf_headers(states: Sequence[LimitState]) -> dict[str, str]:
     """Return the headers with one item for each limit."""
-    policy, names = _policy(
-        tuple([(state.name, state.limit, state.period, state.is_block) for state in states])
-    )
+    policies = [_Policy(state.name, state.limit, state.period, state.is_block) for state in states]
+    policy, names = _write_policies(tuple(policies))
     items = [
         f"{name};{REMAINING}={min(state.remaining, _MAX_INTEGER)}"
         f";{RESET}={min(math.ceil(state.reset_after), _MAX_INTEGER)}"
@@ -82,24 +81,36 @@ def violated_policies(decision: Decision) -> list[str]:
     return [name for name, state in named if state.refuses and not state.is_block]
 
 
+class _Policy(NamedTuple):
+    """What `RateLimit-Policy` contains about a limit.
+
+    - `limit`: the number of units;
+    - `period`: its period in seconds; 0.0 for slots;
+    - `is_block`: whether a block is in force instead of the limit.
+    """
+
+    name: str
+    limit: int
+    period: float
+    is_block: bool
+
+
 @lru_cache(maxsize=1024)
-def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[str]]:
+def _write_policies(policies: Sequence[_Policy]) -> tuple[str, list[str]]:
     """Return `RateLimit-Policy`, and the names in it.
 
-    It is cached, because it is the same in every response and expensive to write. Each entry of
-    `limits` contains the name of a limit, its number of units, its period in seconds (0.0: slots),
-    and whether a block is in force instead of the limit.
+    It is cached, because it is the same in every response and expensive to write.
     """
-    names = policy_names([name for name, *_ in limits])
+    names = policy_names([policy.name for policy in policies])
     items: list[Any] = []
-    for name, (_, limit, period, is_block) in zip(names, limits, strict=True):
-        if is_block:
+    for name, policy in zip(names, policies, strict=True):
+        if policy.is_block:
             quota: dict[str, int | str] = {QUOTA: 0}
-        elif period == 0.0:
-            quota = {QUOTA: limit, UNIT: "concurrent-requests"}
+        elif policy.period == 0.0:
+            quota = {QUOTA: policy.limit, UNIT: "concurrent-requests"}
         else:
-            window = max(1, math.ceil(period))
-            quota = {QUOTA: min(limit, _MAX_INTEGER), WINDOW: window}
+            window = max(1, math.ceil(policy.period))
+            quota = {QUOTA: min(policy.limit, _MAX_INTEGER), WINDOW: window}
         items.append((name, quota))
     import http_sf  # Takes longer to import than most of the package.
 
