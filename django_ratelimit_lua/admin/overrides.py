@@ -110,9 +110,9 @@ class OverrideAdmin(ActingAdmin):
     @admin.display(description=gettext_lazy("created at"))
     def created(self, override: RateLimitOverride) -> str:
         """Return the moment as on all pages."""
-        if override.pk is None:  # It is not saved yet, and has no moment.
-            return "—"
-        return moment_element(override.created_at)
+        if override.created_at:
+            return moment_element(override.created_at)
+        return "—"  # It is not saved yet.
 
     @admin.action(description=gettext_lazy("End now"), permissions=["block"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:
