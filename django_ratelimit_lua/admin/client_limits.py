@@ -239,7 +239,7 @@ def _charges_by_rate(planned: DecidedCharge, overrides: Sequence[Override]) -> l
     """Return a charge, and the same at the rate of each of these overrides that is about it."""
     limit = planned.charge.limit
     own = [override for override in overrides if override.rule in (EVERY_RULE, planned.name)]
-    limits = [limit, *(override.limit(limit) for override in own)]
+    limits = [limit, *(override.apply_to(limit) for override in own)]
     return [planned.charge._replace(limit=each) for each in limits]
 
 
@@ -294,7 +294,7 @@ class _ClientPlanner(Planner):
             override = find_strongest(overrides, planned.name, now_us())
             charge = planned.charge
             if override is not None:
-                charge = charge._replace(limit=override.limit(charge.limit))
+                charge = charge._replace(limit=override.apply_to(charge.limit))
             by_counter.setdefault(counter_of(charge), planned)
         listed = list(by_counter.values())
         unique = unique_charges([planned.charge for planned in listed])

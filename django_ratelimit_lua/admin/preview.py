@@ -142,7 +142,7 @@ def allowances(
     listed = [Allowance(tier or _("everyone"), limit_words(each)) for tier, each in limits.items()]
     first = limits[""][0]
     for override in _rate_overrides(row):
-        limit = override.override().limit(first)
+        limit = override.override().apply_to(first)
         words = limit_words([limit])
         if limit is first:
             words = _("skipped: does not fit this limit")

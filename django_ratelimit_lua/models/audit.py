@@ -88,7 +88,7 @@ def one_change(using: str) -> Iterator[None]:
             yield
         finally:
             _batches.reset(token)
-        _write(using, _merge_by_row(lines))
+        _write_history(using, _merge_by_row(lines))
 
 
 class AuditedQuerySet(models.QuerySet[M]):
@@ -104,6 +104,7 @@ class AuditedQuerySet(models.QuerySet[M]):
         return self._db or router.db_for_write(self.model, **self._hints)  # type: ignore[attr-defined]
 
     def update(self, **changes: object) -> int:
+        """Set fields of all rows, and record that as one change."""
         with one_change(self.db):
             keys = list(self.order_by().values_list("pk", flat=True))
             rows = self.model._base_manager.using(self.db).in_bulk(keys).values()
@@ -113,7 +114,10 @@ class AuditedQuerySet(models.QuerySet[M]):
             return self.bulk_update(rows, changes)
 
     def delete(self) -> tuple[int, dict[str, int]]:
-        """Delete the rows, and record that at once: signals would cost queries for each row."""
+        """Delete the rows, and record that as one change.
+
+        Signals do not record it, because that would cost queries for each row.
+        """
         with one_change(self.db):
             rows = list(self)
             before = specs_of(self.model, rows, self.db)
@@ -144,26 +148,38 @@ class AuditedQuerySet(models.QuerySet[M]):
     def bulk_update(
         self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
     ) -> int:
+        """Save fields of many rows, and record that as one change.
+
+        The fields that `prepare` fills in are saved too.
+        """
         rows = list(objs)
         for row in rows:
             row.prepare()
         with one_change(self.db):
-            stored = self.model._base_manager.using(self.db)
-            for start in range(0, len(rows), BATCH):
-                keys = [row.pk for row in rows[start : start + BATCH]]
-                stored.filter(pk__in=keys).update(revision=F("revision") + 1)
+            self._raise_revisions([row.pk for row in rows])
             before = specs_of(self.model, rows, self.db)
-            old = {row.pk: row for row in before}
+            stored = {row.pk: row for row in before}
             changed = {*fields}
             for row in rows:
-                if row.pk in old:
-                    row.revision = old[row.pk].revision
-                    for name in row.PREPARED:
-                        if getattr(old[row.pk], name) != getattr(row, name):
-                            changed.add(name)
-            count = stored.bulk_update(rows, changed, batch_size or BATCH)
+                if row.pk in stored:
+                    row.revision = stored[row.pk].revision
+                    changed |= _different_fields(stored[row.pk], row)
+            manager = self.model._base_manager.using(self.db)
+            count = manager.bulk_update(rows, changed, batch_size or BATCH)
             record_changes(self.db, before, specs_of(self.model, rows, self.db))
         return count
+
+    def _raise_revisions(self, keys: Sequence[object]) -> None:
+        """Raise the revisions of the rows with these keys, and lock them."""
+        stored = self.model._base_manager.using(self.db)
+        for start in range(0, len(keys), BATCH):
+            rows = stored.filter(pk__in=keys[start : start + BATCH])
+            rows.update(revision=F("revision") + 1)
+
+
+def _different_fields(stored: AuditedModel, row: AuditedModel) -> set[str]:
+    """Return the fields filled in by `prepare` that differ from those of the stored row."""
+    return {name for name in row.PREPARED if getattr(stored, name) != getattr(row, name)}
 
 
 class AuditedModel(models.Model):
@@ -209,13 +225,13 @@ class AuditedModel(models.Model):
         raise NotImplementedError
 
     @classmethod
-    def complete(cls, rows: Sequence[Self], using: str) -> None:
+    def load_related(cls, rows: Sequence[Self], using: str) -> None:
         """Load the data from other tables that `spec` needs, for all of these rows at once."""
 
     def prepare(self) -> None:
         """Set the fields that are computed from other fields."""
 
-    def follow(self, before: Spec, after: Spec, using: str) -> None:
+    def update_references(self, before: Spec, after: Spec, using: str) -> None:
         """Change the rows that refer to this one, which has changed."""
 
 
@@ -224,7 +240,7 @@ def specs_of(model: type[M], rows: Sequence[M], using: str) -> dict[AuditedModel
     keys = [row.pk for row in rows if row.pk is not None]
     stored = list(model._base_manager.using(using).in_bulk(keys).values())
     for start in range(0, len(stored), BATCH):
-        model.complete(stored[start : start + BATCH], using)
+        model.load_related(stored[start : start + BATCH], using)
     return {row: row.spec for row in stored}
 
 
@@ -235,17 +251,19 @@ def record_changes(
     with one_change(using):
         lines = (_batches.get() or {})[using]
         for row in {**before, **after}:
-            if before.get(row) != after.get(row):
-                line = RateLimitChange(
-                    by=current_actor(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300]
-                )
-                _set_specs(line, before.get(row), after.get(row))
-                lines.append(line)
-                if row in before and row in after:
-                    row.follow(before[row], after[row], using)
+            old, new = before.get(row), after.get(row)
+            if old == new:
+                continue
+            line = RateLimitChange(
+                by=current_actor(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300]
+            )
+            _set_specs(line, old, new)
+            lines.append(line)
+            if old is not None and new is not None:
+                row.update_references(old, new, using)
 
 
-def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
+def _write_history(using: str, lines: Sequence[RateLimitChange]) -> None:
     """Write the history, and raise the revision.
 
     If there are too many changes to record one by one, one entry stands for all of them.
@@ -281,40 +299,45 @@ def _merge_by_row(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
 
 
 def _set_specs(line: RateLimitChange, before: Spec | None, after: Spec | None) -> None:
+    """Set the versions of an entry, and the action that follows from them."""
     line.before = before
     line.after = after
-    line.action = RateLimitChange.Action.CHANGED
     if before is None:
         line.action = RateLimitChange.Action.CREATED
     elif after is None:
         line.action = RateLimitChange.Action.DELETED
+    else:
+        line.action = RateLimitChange.Action.CHANGED
 
 
-def _before(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
+def _keep_before(sender: type[M], instance: M, using: str) -> None:
+    """Keep the stored version of a row on the instance, until the row is saved or deleted."""
     vars(instance)[BEFORE] = specs_of(sender, [instance], using)
 
 
-def _after(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
+def _record_after(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
+    """Record the change of a row that was saved or deleted."""
     before = vars(instance).pop(BEFORE)
     record_changes(using, before, specs_of(sender, [instance], using))
 
 
 def _before_save(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
+    """Raise the revision of a row that will be saved, and keep its stored version."""
     instance.prepare()  # Fixtures do not come through `save`.
     stored = sender._base_manager.using(using).filter(pk=instance.pk)
     if stored.update(revision=F("revision") + 1):
         instance.revision = stored.values_list("revision", flat=True).get()
-    _before(sender, instance, using)
+    _keep_before(sender, instance, using)
 
 
 def _before_delete(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
     if _deleting.get() is not sender:
-        _before(sender, instance, using)
+        _keep_before(sender, instance, using)
 
 
 def _after_delete(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
     if _deleting.get() is not sender:
-        _after(sender, instance, using)
+        _record_after(sender, instance, using)
 
 
 def watch(model: type[AuditedModel]) -> None:
@@ -322,7 +345,7 @@ def watch(model: type[AuditedModel]) -> None:
     # Never without a sender: that would run this code for every saved row of the site, and disable
     # fast deletes for every model, because Django has to load each row that a receiver gets.
     pre_save.connect(_before_save, model)
-    post_save.connect(_after, model)
+    post_save.connect(_record_after, model)
     pre_delete.connect(_before_delete, model)
     post_delete.connect(_after_delete, model)
     AUDITED.setdefault(model.CHANGE_KIND, model)

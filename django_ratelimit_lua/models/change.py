@@ -113,29 +113,41 @@ class RateLimitRevision(models.Model):
         row is unchanged since it was read, so that only one of many processes raises it.
         """
         rows = cls.objects.using(using).filter(pk=cls.ROW)
-        row = rows
-        if seen is not None:
-            row = rows.filter(revision=seen.revision, rules=seen.rules, overrides=seen.overrides)
         number = Greatest(F("revision"), beyond) + 1
-        if not row.update(revision=number):
-            if rows.exists():
-                return cls.read(using)
+        if seen is not None:
+            as_seen = rows.filter(
+                revision=seen.revision, rules=seen.rules, overrides=seen.overrides
+            )
+            is_raised = bool(as_seen.update(revision=number))
+            if not is_raised and rows.exists():
+                return cls.read(using)  # Another process has raised it.
+        else:
+            is_raised = bool(rows.update(revision=number))
+        if not is_raised:
             rows.get_or_create(pk=cls.ROW)
             rows.update(revision=number)
         raised = cls.read(using)
+        changes = cls._new_tags(raised, rules=rules, sections=sections)
+        if changes:
+            rows.update(**changes)
+        return raised._replace(**changes)
+
+    @classmethod
+    def _new_tags(
+        cls, row: RevisionRow, *, rules: bool, sections: Collection[int]
+    ) -> dict[str, Any]:
+        """Return new values of the tags of what has changed, by field."""
         tag = new_tag()
         changes: dict[str, Any] = {}
         if rules:
             changes["rules"] = tag
         if sections:
             changes["overrides"] = tag
-            tags = split_tags(raised.sections)
+            tags = split_tags(row.sections)
             for section in sections:
                 tags[section] = tag
             changes["sections"] = "".join(tags)
-        if changes:
-            rows.update(**changes)
-        return raised._replace(**changes)
+        return changes
 
     @classmethod
     def lock(cls, using: str) -> None:
@@ -149,9 +161,9 @@ class RateLimitRevision(models.Model):
     def rename(cls, using: str) -> str:
         """Give the database a new id, if it is a copy of another one. Return the id."""
         cls.increment(using)
-        name = new_database()
-        cls.objects.using(using).filter(pk=cls.ROW).update(database=name)
-        return name
+        database = new_database()
+        cls.objects.using(using).filter(pk=cls.ROW).update(database=database)
+        return database
 
 
 class RateLimitChange(models.Model):

@@ -62,12 +62,6 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
         """Return the overrides that have not ended."""
         return self.filter(models.Q(ends=None) | models.Q(ends__gt=timezone.now()))
 
-    def between(self, start: datetime.datetime, end: datetime.datetime) -> OverrideQuerySet:
-        """Return the overrides that were in force at some time between two moments."""
-        began = models.Q(starts=None) | models.Q(starts__lt=end)
-        lasted = models.Q(ends=None) | models.Q(ends__gt=start)
-        return self.filter(began & lasted, created_at__lt=end)
-
     def delete_rows(self, rows: Sequence[RateLimitOverride]) -> tuple[int, dict[str, int]]:
         """Delete rows in few statements, as nothing refers to overrides.
 
@@ -84,6 +78,7 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
         return len(rows), {self.model._meta.label: len(rows)}
 
     def active(self) -> OverrideQuerySet:
+        """Return the overrides that are in force now."""
         return self.lasting().filter(models.Q(starts=None) | models.Q(starts__lte=timezone.now()))
 
 
@@ -214,7 +209,7 @@ class RateLimitOverride(AuditedModel):
         """Return the subject in words, without secrets."""
         if self.user_id is not None:
             user: object = self.user_id
-            with suppress(ObjectDoesNotExist):  # It may be on its way out.
+            with suppress(ObjectDoesNotExist):  # The user may be deleted in this transaction.
                 user = self.user
             return _("user %(user)s") % {"user": user}
         if self.client_digest:
@@ -256,7 +251,8 @@ class RateLimitOverride(AuditedModel):
         self.ends = clamp_moment(self.ends)
         if self.network:
             self.network = network_words(parse_network(self.network))
-        kind, *digests = self.about()
+        kind = self._subject_kind()
+        digests = self._computed_digests()
         if digests:
             self.subject = digests[0]
             self.digested_by = key_id()
@@ -264,32 +260,40 @@ class RateLimitOverride(AuditedModel):
             self.subject = ""
         self.kind = kind
 
-    def about(self) -> list[str]:
-        """Return the kind of the subject, and its digests with all known keys, the current first.
-
-        For the value of a field, the result is empty, because the value is not stored.
-        """
+    def _subject_kind(self) -> str:
+        """Return the kind of the subject, see `rules.overrides`."""
         if self.client_digest:
-            return [DIGEST, self.client_digest]
+            return DIGEST
         if self.field:
-            return [self.field]
-        kind = USER
-        identity = user_identity(self.user_id)
+            return self.field
         if self.network:
             network = parse_network(self.network)
-            kind = network_kind(network.version, network.prefixlen)
-            identity = network_identity(network)
-        return [kind, *(digest(identity, secret).decode() for secret in secrets_by_id().values())]
+            return network_kind(network.version, network.prefixlen)
+        return USER
+
+    def _computed_digests(self) -> list[str]:
+        """Return the digests of the subject with all known keys, that of the current key first.
+
+        For the value of a field, there are none, because the value is not stored.
+        """
+        if self.client_digest:
+            return [self.client_digest]
+        if self.field:
+            return []
+        identity = user_identity(self.user_id)
+        if self.network:
+            identity = network_identity(parse_network(self.network))
+        return [digest(identity, secret).decode() for secret in secrets_by_id().values()]
 
     def digests(self) -> list[str]:
         """Return the digests of the subject with all known keys.
 
         For the value of a field, there is one, with the key of its digest.
         """
-        return self.about()[1:] or [self.subject]
+        return self._computed_digests() or [self.subject]
 
     @classmethod
-    def complete(cls, rows: Sequence[Self], using: str) -> None:
+    def load_related(cls, rows: Sequence[Self], using: str) -> None:
         """Load the users that the rows refer to."""
         users = get_user_model()._base_manager.using(using)
         models.prefetch_related_objects(rows, models.Prefetch("user", users))
@@ -300,7 +304,7 @@ class RateLimitOverride(AuditedModel):
 
     @property
     def spec(self) -> Spec:
-        """Return the override as the history records it. `complete` loads what it needs."""
+        """Return the override as the history records it. `load_related` loads what it needs."""
         values = {
             "rule": self.rule,
             "client": self.client(),
@@ -319,9 +323,9 @@ class RateLimitOverride(AuditedModel):
     def is_active(self) -> bool:
         """Return whether the override is in force now."""
         now = timezone.now()
-        return (self.starts is None or self.starts <= now) and (
-            self.ends is None or now < self.ends
-        )
+        if self.starts is not None and now < self.starts:
+            return False
+        return self.ends is None or now < self.ends
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Check all but the rule, and save the row. Raises `ValidationError`.
@@ -329,7 +333,8 @@ class RateLimitOverride(AuditedModel):
         See also `AuditedModel.save`.
         """
         self.clean_fields(exclude=("user", "kind", "subject"))
-        if problems := self._own_problems():
+        problems = self._own_problems()
+        if problems:
             raise ValidationError(problems)
         super().save(*args, **kwargs)
 
@@ -354,6 +359,21 @@ class RateLimitOverride(AuditedModel):
         """
         if not self.has_one_subject():
             raise ValidationError(ONE_SUBJECT)
+        problems = self._subject_problems()
+        if self.effect == self.Effects.LIMIT:
+            problems |= self._rate_problems()
+        if not problems and self.starts and self.ends and self.starts >= self.ends:
+            problems["ends"] = _("The end is before the start.")
+        if self.effect != self.Effects.BLOCK:
+            for name in ("forbids", "message"):
+                if getattr(self, name):
+                    problems[name] = _(
+                        "This is for blocks. Choose the effect “block”, or leave it empty."
+                    )
+        return problems
+
+    def _subject_problems(self) -> dict[str, object]:
+        """Return what is wrong with the subject, by field."""
         problems: dict[str, object] = {}
         if self.network:
             try:
@@ -368,15 +388,6 @@ class RateLimitOverride(AuditedModel):
             problems["field"] = text % {"kinds": ", ".join(kinds)}
         elif self.field and not (self.kind == self.field and self.subject):
             problems["field"] = _("The value is missing.")
-        if self.effect == self.Effects.LIMIT:
-            if not self.rule:
-                problems["rule"] = NEEDS_RULE
-            try:
-                Rate.parse(self.rate)
-            except LimitError as error:
-                problems["rate"] = RuleError.of("rate", error).localized()
-            if not self.rate:
-                problems["rate"] = _("Enter the other limit.")
         if self.client_digest and not is_digest(self.client_digest):
             problems["client_digest"] = _(
                 "Enter 32 hexadecimal digits, as the page of the client shows them."
@@ -385,14 +396,20 @@ class RateLimitOverride(AuditedModel):
         if self.client_digest and (self.ends is None or self.ends > latest):
             text = _("An override about a digest needs an end, at most %(days)d days from now.")
             problems["ends"] = text % {"days": MAX_DIGEST_DAYS}
-        if not problems and self.starts and self.ends and self.starts >= self.ends:
-            problems["ends"] = _("The end is before the start.")
-        if self.effect != self.Effects.BLOCK:
-            for name in ("forbids", "message"):
-                if getattr(self, name):
-                    problems[name] = _(
-                        "This is for blocks. Choose the effect “block”, or leave it empty."
-                    )
+        return problems
+
+    def _rate_problems(self) -> dict[str, object]:
+        """Return what is wrong with another limit, by field."""
+        problems: dict[str, object] = {}
+        if not self.rule:
+            problems["rule"] = NEEDS_RULE
+        if not self.rate:
+            problems["rate"] = _("Enter the other limit.")
+            return problems
+        try:
+            Rate.parse(self.rate)
+        except LimitError as error:
+            problems["rate"] = RuleError.of("rate", error).localized()
         return problems
 
     def _rule_problems(self) -> dict[str, object]:
@@ -403,7 +420,7 @@ class RateLimitOverride(AuditedModel):
         if not self.rule or RateLimitOverride.objects.filter(pk=self.pk, rule=self.rule).exists():
             return {}
         discover_call_sites()
-        names = {*RateLimitRule.objects.values_list("name", flat=True)}
+        names = set(RateLimitRule.objects.values_list("name", flat=True))
         names.update(rule.name for rule in settings_rules())
         if self.rule in names or known_call_sites.may_contain(self.rule):
             return {}
@@ -432,7 +449,7 @@ class RateLimitOverride(AuditedModel):
         knows. Numbers that do not fit are not applied.
         """
         problems: dict[str, object] = {}
-        for limits in self._limits_of(rule):
+        for limits in self._alternative_limits(rule):
             try:
                 rate = Rate.parse(self.rate)
                 for limit in limits:
@@ -444,8 +461,12 @@ class RateLimitOverride(AuditedModel):
                 return {}
         return problems
 
-    def _limits_of(self, rule: Rule | None) -> list[Sequence[Limit]]:
-        """Return the constant limits of a rule; without one, each of those in the code."""
+    def _alternative_limits(self, rule: Rule | None) -> list[Sequence[Limit]]:
+        """Return lists of limits, of which the numbers have to fit one list.
+
+        There is one list with the constant limits of a rule. Without a rule, each limit in the code
+        of that name has a list of its own.
+        """
         if rule is None:
             sites = known_call_sites.get(self.rule)
             return [[limit] for site in sites for limit in site.limits] or [()]
@@ -467,10 +488,10 @@ def published_entry(row: Mapping[str, Any]) -> Entry:
         options = {name: row[name] for name in ("forbids", "message")}
     options = {name: value for name, value in options.items() if value}
     times = [row[name] and microseconds(row[name]) for name in ("starts", "ends")]
-    whole = [row["id"], row["rule"], row["effect"], *times, options]
-    while not whole[-1]:
-        del whole[-1]
-    return whole
+    entry = [row["id"], row["rule"], row["effect"], *times, options]
+    while not entry[-1]:
+        del entry[-1]
+    return entry
 
 
 def user_identity(user_id: object) -> Identity:

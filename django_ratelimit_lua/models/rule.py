@@ -29,7 +29,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _SEPARATORS = {"rate": ", ", "key": "+", "method": ", ", "path": "\n", "audience": "\n"}
 """What separates the values of columns that may contain several."""
 _DEFAULTS = {"mode": "enforce", "order": 0, "audience": "everyone"}
-_APART = {"mode", "order", "description"}
+_INDEPENDENT = {"mode", "order", "description"}
 """Columns that are checked without the others if only they are saved."""
 
 
@@ -166,17 +166,14 @@ class RateLimitRule(AuditedModel):
         return row
 
     def assign(self, spec: Mapping[str, Any]) -> None:
-        """Set the columns and the options to those of a spec, without checking it."""
+        """Set the columns and the options to those of a spec, in their stored form.
+
+        The spec is not checked: `save` does that.
+        """
         for column in COLUMNS:
-            value = spec.get(column)
-            if not _is_set(value):
-                value = _DEFAULTS.get(column, "")
-            elif column in _SEPARATORS:
-                value = _SEPARATORS[column].join(dict.fromkeys(map(str, as_list(value))))
-            setattr(self, column, value)
-        self.method = self.method.upper()
+            setattr(self, column, _column_value(column, spec.get(column)))
         if self.group == self.name and not (self.path or self.route):
-            self.group = ""  # That is so without it.
+            self.group = ""  # A rule without a path or route replaces the call site of its name.
         self.options = {
             name: value
             for name, value in spec.items()
@@ -189,16 +186,11 @@ class RateLimitRule(AuditedModel):
     @property
     def spec(self) -> Spec:
         """Return the rule in the notation of `RATELIMIT_RULES`, without defaults."""
-        values: Spec = {column: getattr(self, column) for column in COLUMNS}
-        for column, separator in _SEPARATORS.items():
-            values[column] = _parts(values[column], separator.strip(" "))
-        for column in ("rate", "key", "path", "audience"):
-            if len(values[column]) == 1 and not values[column][0].startswith("group:"):
-                values[column] = values[column][0]
+        values: Spec = {column: self._value_of(column) for column in COLUMNS}
         for column, default in _DEFAULTS.items():
             if values[column] == default:
                 del values[column]
-        values |= self._own_options()
+        values |= self._named_options()
         ordered = dict.fromkeys((*field_names(), *FIELDS_OF_ANNEXES, *values))
         return {
             field: values[field]
@@ -206,8 +198,19 @@ class RateLimitRule(AuditedModel):
             if _is_set(values.get(field)) or has_value(field, values.get(field))
         }
 
-    def _own_options(self) -> Spec:
-        """Return the options. Other values, edited by hand, get names that `compile` refuses."""
+    def _value_of(self, column: str) -> Any:
+        """Return the value of a column as a spec has it: one value, or a list of several."""
+        value = getattr(self, column)
+        if column not in _SEPARATORS:
+            return value
+        parts = _different_parts(value, _SEPARATORS[column].strip(" "))
+        is_single = len(parts) == 1 and not parts[0].startswith("group:")
+        if is_single and column != "method":
+            return parts[0]
+        return parts
+
+    def _named_options(self) -> Spec:
+        """Return the options. Values edited by hand may get names, which `compile` refuses."""
         if not isinstance(self.options, dict):
             return {"options": self.options}
         return {
@@ -226,14 +229,14 @@ class RateLimitRule(AuditedModel):
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Check the rule and save the row. Raises `RuleError`; see also `AuditedModel.save`."""
         changed = kwargs.get("update_fields")
-        if changed is None or not _APART.issuperset(changed):
+        if changed is None or not _INDEPENDENT.issuperset(changed):
             self.compiled()
         else:
-            self.check_apart(changed)
+            self.check_columns(changed)
         super().save(*args, **kwargs)
 
-    def check_apart(self, columns: Iterable[str]) -> None:
-        """Check only these columns, see `_APART`. Raises `RuleError`."""
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Check only these columns, see `_INDEPENDENT`. Raises `RuleError`."""
         values = {column: getattr(self, column) for column in columns}
         exemption = {"name": "?", "path": "/", "exempt": True}  # The simplest valid rule.
         rules.compile({**exemption, **values}, plain=True, where=WHERE)
@@ -243,7 +246,7 @@ class RateLimitRule(AuditedModel):
         self.mode = mode
         self.save(update_fields=["mode"])
 
-    def follow(self, before: Spec, after: Spec, using: str) -> None:
+    def update_references(self, before: Spec, after: Spec, using: str) -> None:
         """Rename the rule in the overrides that name it, unless the code has the old name too."""
         name = before["name"]
         if name != after["name"] and not _is_in_code(name):
@@ -290,11 +293,22 @@ def _is_in_code(name: str) -> bool:
     return name in known_call_sites or name in [rule.name for rule in settings_rules()]
 
 
-def _parts(text: str, separator: str) -> list[str]:
-    """Return the different parts of a column's text."""
+def _column_value(column: str, value: object) -> object:
+    """Return the value of a column for the value of a spec, such as one text for a list."""
+    if not _is_set(value):
+        return _DEFAULTS.get(column, "")
+    if column not in _SEPARATORS:
+        return value
+    text = _SEPARATORS[column].join(dict.fromkeys(map(str, as_list(value))))
+    return text.upper() if column == "method" else text
+
+
+def _different_parts(text: str, separator: str) -> list[str]:
+    """Return the different parts of a column's text, without empty ones."""
     parts = map(str.strip, text.split(separator))
     return list(dict.fromkeys(filter(None, parts)))
 
 
 def _is_set(value: object) -> bool:
+    """Return whether a field has a value: neither empty nor false."""
     return value not in (None, "", [], (), {}) and value is not False

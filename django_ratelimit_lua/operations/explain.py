@@ -277,7 +277,7 @@ def explained_limits(
         override = find_strongest(overrides, planned.name, now_us())
         is_skipped = False
         if override is not None and override.rate is not None:
-            charge = planned.charge._replace(limit=override.limit(limit))
+            charge = planned.charge._replace(limit=override.apply_to(limit))
             is_skipped = charge.limit is limit
             planned = replace(planned, charge=charge)
         rates = [each for each in overrides if each.rate is not None and each.rule == planned.name]
@@ -309,7 +309,7 @@ def _counting_limits(
         templates = [rule.template, *dict(rule.template.tiers).values()]
         limits += [each for template in templates for each in template.limits(rule.name)]
     limits = [each for each in limits if each.name == limit.name or each.name not in names]
-    limits += [override.limit(each) for each in limits for override in overrides]
+    limits += [override.apply_to(each) for each in limits for override in overrides]
     # Of limits with one count, the first stays.
     return list({each.key_part: each for each in reversed(limits)}.values())
 

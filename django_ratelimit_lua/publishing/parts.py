@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import DatabaseError, transaction
 from django.db.models import F
@@ -93,21 +93,23 @@ class Section:
     def add(self, row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> None:
         """Add the override of a row, or the reason why it is invalid: it was edited by hand."""
         try:
-            self._add(row, secrets)
+            self._add_valid(row, secrets)
         except ValueError as error:
             self._problems.append(f"the override of row {row['id']} is invalid: {error}")
 
-    def _add(self, row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> None:
-        kind = row["kind"]
-        published = published_entry(row)
-        Override.parse(published, kind, b"")
+    def _add_valid(self, row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> None:
+        """Add the override of a row. Raises `ValueError` if it is invalid."""
+        entry = published_entry(row)
+        Override.parse(entry, row["kind"], b"")
         if not (row["network"] or is_digest(row["client_digest"] or row["subject"])):
             raise ValueError("the digest of its client is missing")
+        kind = row["kind"]
         if row["client_digest"]:
             keys = [client_key(row["client_digest"])]
         elif row["network"]:
-            kind, key = _place(row["network"])
-            keys = [key]
+            network = _network_place(row["network"])
+            kind = network.kind
+            keys = [network.key]
             self._networks[kind] = None
         elif row["user_id"] is not None:
             keys = [value_key(kind, subject) for subject in _user_digests(row, secrets)]
@@ -115,7 +117,7 @@ class Section:
             keys = [value_key(kind, row["subject"])]
             self._value_keys[row["digested_by"]] = None
         for key in keys:
-            self._entries[key].append(published)
+            self._entries[key].append(entry)
         self._fields[row["rule"]][lookup_field(kind)] = None
         if row["effect"] == RateLimitOverride.Effects.BLOCK and row["rule"] == EVERY_RULE:
             self._has_blocks = True
@@ -134,13 +136,20 @@ class Section:
         }
 
 
+class _NetworkPlace(NamedTuple):
+    """The kind of a network, and the key of its overrides."""
+
+    kind: str
+    key: str
+
+
 @lru_cache(maxsize=32_768)
-def _place(text: str) -> tuple[str, str]:
-    """Return the kind of a network and the key of its overrides."""
+def _network_place(text: str) -> _NetworkPlace:
+    """Return where the overrides of a network are published; cached."""
     network = parse_network(text)
     kind = network_kind(network.version, network.prefixlen)
     prefix = int(network.network_address) >> (network.max_prefixlen - network.prefixlen)
-    return kind, network_key(kind, prefix)
+    return _NetworkPlace(kind, network_key(kind, prefix))
 
 
 def _user_digests(row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> Sequence[str]:

@@ -57,8 +57,10 @@ class DatabaseJobRunner(JobRunner):
         return super().submit(close_after)
 
 
-healing = DatabaseJobRunner()
-committed = DatabaseJobRunner()
+restoring = DatabaseJobRunner()
+"""Publishes what Redis has lost."""
+publishing_committed = DatabaseJobRunner()
+"""Publishes for a thread that is inside a transaction."""
 
 
 class Published(NamedTuple):
@@ -83,7 +85,8 @@ class OwnerError(StoreError):
     """
 
 
-def _newer_problem(form: int) -> str:
+def _newer_format_problem(form: int) -> str:
+    """Return why rules of a newer format are not replaced, and what to do."""
     return (
         "a newer version of django_ratelimit_lua has published the rules in format "
         f"{form}; this version writes format {FORMAT}. A process of the newer version "
@@ -125,9 +128,10 @@ def is_in_transaction(using: str) -> bool:
         return not database.get_autocommit()
     try:
         with transaction.atomic(using, durable=True):
-            return False
-    except RuntimeError:
+            pass
+    except RuntimeError:  # Django allows no durable block inside another block.
         return True
+    return False
 
 
 def is_in_memory(using: str) -> bool:
@@ -155,7 +159,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     """
     using = rules_database()
     if is_in_transaction(using):
-        return _in_a_thread(rebuild=rebuild, take_over=take_over)
+        return _publish_in_thread(rebuild=rebuild, take_over=take_over)
     if rebuild:
         with transaction.atomic(using, durable=True):
             RateLimitRevision.increment(using)
@@ -167,28 +171,28 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
 
 
 def _publish_once(using: str, *, take_over: bool) -> int | None:
-    """Publish the rows as they are now.
+    """Publish the rows as they are now, and return the number of the published revision.
 
-    Return the number of the published revision. None: the database or Redis was changed, so that
-    the rows have to be read again.
+    None: the database or Redis was changed, so that the rows have to be read again.
     """
-    # Redis first: what is there was committed before, so the database can only be level or ahead.
+    # Redis first: what it has was committed before, so the database has the same or more.
     published = read_published()
     with transaction.atomic(using, durable=True):
         row = RateLimitRevision.read(using)
         provider.set_database(row.database)
         is_published = row.text == published.revision.text
+        has_newer_format = published.format > FORMAT
         if not take_over:
             _check_owner(published, is_published=is_published)
-        has_newer_format = published.format > FORMAT and not take_over
-        are_lacking = not has_newer_format and _are_lacking(row, published)
-        if is_published and not are_lacking:
+        lacks_digests = (take_over or not has_newer_format) and _lacks_digests(row, published)
+        if is_published and not lacks_digests:
             return row.revision
-        if are_lacking or row.revision <= published.revision.number:  # Of another history.
+        is_of_other_history = row.revision <= published.revision.number
+        if lacks_digests or is_of_other_history:
             RateLimitRevision.increment(
                 using,
                 rules=False,
-                sections=EVERY_SECTION if are_lacking else (),
+                sections=EVERY_SECTION if lacks_digests else (),
                 beyond=published.revision.number,
                 seen=row,
             )
@@ -197,9 +201,9 @@ def _publish_once(using: str, *, take_over: bool) -> int | None:
         # If each statement sees later commits, these may be the rules of two revisions.
         if RateLimitRevision.read(using) != row:
             return None
-    if not _write(row, rules, sections, take_over=take_over):
+    if not _write_snapshot(row, rules, sections, take_over=take_over):
         return None
-    _sweep(using)
+    _prune_or_warn(using)
     return row.revision
 
 
@@ -208,10 +212,12 @@ def _check_owner(published: Published, *, is_published: bool) -> None:
     if not provider.check_owner(published.database):
         raise OwnerError(problems.owner)
     if published.format > FORMAT and not is_published:
-        raise OwnerError(_newer_problem(published.format))
+        raise OwnerError(_newer_format_problem(published.format))
 
 
-def _write(row: RevisionRow, rules: bytes, sections: Sequence[bytes], *, take_over: bool) -> bool:
+def _write_snapshot(
+    row: RevisionRow, rules: bytes, sections: Sequence[bytes], *, take_over: bool
+) -> bool:
     """Write the snapshot to Redis. Return False if another process has published since."""
     provider.written.add(rules_key())
     arguments = (
@@ -234,14 +240,15 @@ def _write(row: RevisionRow, rules: bytes, sections: Sequence[bytes], *, take_ov
     return True
 
 
-def _sweep(using: str) -> None:
+def _prune_or_warn(using: str) -> None:
+    """Delete outdated rows. If that fails, the next publication deletes them."""
     try:
         prune_outdated(using)
-    except DatabaseError as error:  # The rules are published. The next publication removes it.
+    except DatabaseError as error:  # The rules are published all the same.
         logger.warning("Ended overrides could not be deleted: %s", error)
 
 
-def _are_lacking(row: RevisionRow, published: Published) -> bool:
+def _lacks_digests(row: RevisionRow, published: Published) -> bool:
     """Return whether published sections that would stay lack digests with the current keys."""
     if published.keys == key_ids():
         return False
@@ -253,11 +260,11 @@ def _are_lacking(row: RevisionRow, published: Published) -> bool:
 
 def _changed_sections(row: RevisionRow, published: Published) -> Collection[int]:
     """Return the numbers of the sections that are not published as they are in the database."""
-    known = split_tags(published.sections)
-    if published.database != row.database:
-        known = []
+    published_tags: dict[int, str] = {}
+    if published.database == row.database:
+        published_tags = dict(enumerate(split_tags(published.sections)))
     tags = enumerate(split_tags(row.sections))
-    return [number for number, tag in tags if known[number : number + 1] != [tag]]
+    return [number for number, tag in tags if published_tags.get(number) != tag]
 
 
 def _read_parts(using: str, row: RevisionRow, published: Published) -> tuple[bytes, list[bytes]]:
@@ -271,13 +278,13 @@ def _read_parts(using: str, row: RevisionRow, published: Published) -> tuple[byt
     for number, section in read_sections(using, row, changed).items():
         sections[number] = encode_part(section)
     if changed and published.keys != key_ids():
-        _digest_anew(using)
+        _redigest_subjects(using)
     return rules, sections
 
 
-def _in_a_thread(**options: bool) -> int:
+def _publish_in_thread(**options: bool) -> int:
     """Publish in another thread: its connection sees only committed rows."""
-    published = committed.submit(partial(publish, **options))
+    published = publishing_committed.submit(partial(publish, **options))
     if published is None:
         raise StoreError("no thread can be started to publish the rules")
     try:
@@ -298,7 +305,7 @@ def snapshot_of(using: str) -> Snapshot:
     return Snapshot(Revision.read(row.text), row.database, rules, overrides)
 
 
-def _by_forgotten_keys(using: str) -> QuerySet[RateLimitOverride]:
+def _overrides_of_removed_keys(using: str) -> QuerySet[RateLimitOverride]:
     """Return overrides for users and networks whose key is unknown.
 
     They are read without recording changes, because their content does not change.
@@ -310,14 +317,13 @@ def _by_forgotten_keys(using: str) -> QuerySet[RateLimitOverride]:
     )
 
 
-def _digest_anew(using: str) -> None:
+def _redigest_subjects(using: str) -> None:
     """Recompute the digests of users and networks that were made with a removed key.
 
     The digests of field values cannot be recomputed, because the values are not stored. A system
     check reports them.
     """
-    forgotten = _by_forgotten_keys(using)
-    rows = forgotten.iterator(chunk_size=BATCH)
+    rows = _overrides_of_removed_keys(using).iterator(chunk_size=BATCH)
     while chunk := list(islice(rows, BATCH)):
         for row in chunk:
             row.prepare()
@@ -343,7 +349,7 @@ def prune_outdated(using: str) -> None:
         prune_rows(using, timezone.now() - timedelta(days=conf.HISTORY_DAYS), MAX_PRUNED)
 
 
-def prune_rows(using: str, before: datetime, most: int | None = None) -> dict[str, int]:
+def prune_rows(using: str, before: datetime, maximum: int | None = None) -> dict[str, int]:
     """Delete the rows of `outdated_rows`, a thousand at a time, with a maximum for each kind.
 
     Return the number of deleted rows of each kind.
@@ -351,11 +357,11 @@ def prune_rows(using: str, before: datetime, most: int | None = None) -> dict[st
     counts = {}
     for name, rows in outdated_rows(using, before).items():
         counts[name] = 0
-        while most is None or counts[name] < most:
+        while maximum is None or counts[name] < maximum:
             keys = list(rows.values_list("pk", flat=True)[:BATCH])
             if not keys:
                 break
-            # Past the signals, which would note a change.
+            # Without signals, which would record a change.
             rows.filter(pk__in=keys)._raw_delete(using)
             counts[name] += len(keys)
     return counts

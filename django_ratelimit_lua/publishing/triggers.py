@@ -22,7 +22,14 @@ from ..rules.status import problems
 from ..signals import rules_changed
 from ..store import acquire_lock, get_store, rules_key
 from . import publish
-from .publisher import DatabaseJobRunner, OwnerError, healing, is_in_memory, is_private, snapshot_of
+from .publisher import (
+    DatabaseJobRunner,
+    OwnerError,
+    is_in_memory,
+    is_private,
+    restoring,
+    snapshot_of,
+)
 
 logger = logging.getLogger("django_ratelimit_lua")
 RETRY_SECONDS = 2.0
@@ -42,21 +49,21 @@ def restore_rules(seconds: float, rebuild: bool = False) -> bool:
     publishes.
     """
     failure = "The rules in the database cannot be read or published: %s"
-    heal = partial(_publish, failure, rebuild=rebuild)
+    restore = partial(_publish_or_retry, failure, rebuild=rebuild)
     if is_private(rules_database()):
-        return heal()
-    if publishing.is_running or healing.is_busy:
+        return restore()
+    if publishing.is_running or restoring.is_busy:
         return False  # Another request does it. Requests in between use the known rules.
-    healed = healing.submit(heal)
-    if healed is None:
+    restored = restoring.submit(restore)
+    if restored is None:
         return False
     try:
-        return healed.result(max(0.0, seconds))
+        return restored.result(max(0.0, seconds))
     except (TimeoutError, CancelledError):  # It takes longer, or the process ends.
         return False
 
 
-def _publish(failure: str, *, rebuild: bool = False) -> bool:
+def _publish_or_retry(failure: str, *, rebuild: bool = False) -> bool:
     """Publish the rules of the database.
 
     Return whether they are published. If another try may succeed, it is made in the background.
@@ -72,7 +79,7 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
         unpublished = str(error)
         if _report_failure(failure, error):
             _pause = RETRY_SECONDS
-            _start()
+            _start_publishing()
     else:
         _clear_problems()
         return True
@@ -88,18 +95,18 @@ def read_database(seconds: float, begin: provider.Begin) -> Snapshot | None:
     using = rules_database()
     if is_private(using):
         return _read_or_warn(using)
-    found: Future[Snapshot | None] = Future()
+    result: Future[Snapshot | None] = Future()
 
     def read() -> None:
         snapshot = _read_or_warn(using)
-        found.set_result(snapshot)
+        result.set_result(snapshot)
         if snapshot is not None:
             begin(snapshot)
 
     if reading.is_busy or reading.submit(read) is None:
         return None
     try:
-        return found.result(max(0.0, seconds))
+        return result.result(max(0.0, seconds))
     except TimeoutError:
         return None
 
@@ -121,21 +128,23 @@ def check_published() -> None:
     newer ones. Only one of all processes publishes.
     """
     if not problems.database:  # There is nothing to see before it is migrated.
-        _start()
+        _start_publishing()
 
 
-def _start() -> None:
+def _start_publishing() -> None:
+    """Start the background task that publishes, unless no other thread sees the rows."""
     if not is_in_memory(rules_database()):
         publishing.start()
 
 
-def _compare() -> None:
+def _compare_and_publish() -> None:
+    """Publish the rules if it is due: after a failure, or if no other process has compared them."""
     failure = "The published rules cannot be compared with those of the database: %s"
     try:
         # While the id of this database is unknown, each process has to find out.
         is_due = _pause or provider.database is None or problems.unpublished
         if is_due or acquire_lock(_lock_key(), provider.COMPARE_SECONDS):
-            _publish(failure, rebuild=_pause > 0)
+            _publish_or_retry(failure, rebuild=_pause > 0)
     except Exception as error:
         _report_failure(failure, error)
     finally:
@@ -146,7 +155,7 @@ _pause = 0.0
 """Seconds until the next try, after one that has failed."""
 publishing = Task(
     "publishing",
-    _compare,
+    _compare_and_publish,
     delay=lambda: _pause,
     meanwhile="the rules that were published last stay in force",
 )
@@ -154,6 +163,7 @@ reading = DatabaseJobRunner()
 
 
 def _lock_key() -> bytes:
+    """Return the key of the lock by which one process compares for all."""
     return rules_key() + b":" + (provider.database or "").encode() + b":compared"
 
 
@@ -231,7 +241,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
 
 
 def _report_failure(message: str, error: Exception) -> bool:
-    """Report a failure. Return whether to try again: not before the app is migrated."""
+    """Report a failure, and return whether to try again. Before a migration, that is useless."""
     problem = migration_problem()
     if _is_migrating or not problem:
         _warn(message, error)
@@ -243,6 +253,7 @@ def _report_failure(message: str, error: Exception) -> bool:
 
 
 def _clear_problems() -> None:
+    """Record that the rules are published, and log it if a warning was logged before."""
     global _warned, unpublished, _pause
     problems.database = problems.unpublished = unpublished = ""
     _pause = 0.0
@@ -252,7 +263,8 @@ def _clear_problems() -> None:
 
 
 def _publish_committed() -> None:
-    _publish("A change of the rules is saved, but not published yet: %s")
+    """Publish a change that is committed now. `when_committed` recognises this function."""
+    _publish_or_retry("A change of the rules is saved, but not published yet: %s")
 
 
 def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: object) -> None:

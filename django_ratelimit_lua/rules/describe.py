@@ -85,7 +85,7 @@ def field_words(field: str) -> str:
     return operator_label(field)
 
 
-def describe_spec(given: Spec, client: str = "") -> str:
+def describe_spec(spec: Spec, client: str = "") -> str:
     """Return a rule in one sentence.
 
     `client` is what it counts by, in words, if the rule has no key of its own.
@@ -97,86 +97,102 @@ def describe_spec(given: Spec, client: str = "") -> str:
     '10000 per second per address, leases of 500, at the call site budget'
     """
     try:
-        return _sentence(given, client)
-    except (AttributeError, KeyError, TypeError, ValueError):  # Edited by hand.
-        return str(given)
+        return _describe_valid_spec(spec, client)
+    except (AttributeError, KeyError, TypeError, ValueError):  # A spec that was edited by hand.
+        return str(spec)
 
 
-def _sentence(given: Spec, client: str) -> str:
-    parts: list[str] = []
-    if given.get("exempt"):
-        parts.append(_("no limits"))
-    elif given.get("rate") is not None:
-        rate = rate_words(given["rate"])
-        words = _("%(rate)s per %(client)s")
-        if given.get("key") == ALL_CALLERS:
-            words = _("%(rate)s for %(client)s")
-        for word, added in annex_options().items():
-            if added.is_place and given.get(word):
-                client = _(added.label)
-        parts.append(words % {"rate": rate, "client": key_label(given.get("key"), client)})
-    for option, row in OPTIONS.items():
-        if row.words and given.get(option):
-            words = row.singular if row.singular and given[option] == 1 else row.words
-            parts.append(_(words) % given)
+def _describe_valid_spec(spec: Spec, client: str) -> str:
+    """Return a rule in one sentence. Raises an error if a field has a wrong type."""
+    parts = [_limit_words(spec, client)]
+    for name, option in OPTIONS.items():
+        if option.words and spec.get(name):
+            words = option.singular if option.singular and spec[name] == 1 else option.words
+            parts.append(_(words) % spec)
     parts += [
         _("%(rate)s for %(group)s") % {**tier, "rate": rate_words(tier["rate"])}
-        for tier in given.get("tiers") or ()
+        for tier in spec.get("tiers") or ()
     ]
-    parts.append(where(given))
-    if given.get("mode", "enforce") != "enforce":
-        parts.append({"shadow": _("shadow mode"), "off": _("off")}[given["mode"]])
+    parts.append(_describe_place(spec))
+    if spec.get("mode", "enforce") != "enforce":
+        parts.append({"shadow": _("shadow mode"), "off": _("off")}[spec["mode"]])
     return ", ".join(filter(None, parts))
 
 
-def where(given: Spec) -> str:
+def _limit_words(spec: Spec, client: str) -> str:
+    """Return the rate and what it counts by, in words; empty if the spec has no rate."""
+    if spec.get("exempt"):
+        return _("no limits")
+    if spec.get("rate") is None:
+        return ""
+    words = _("%(rate)s per %(client)s")
+    if spec.get("key") == ALL_CALLERS:
+        words = _("%(rate)s for %(client)s")
+    for name, option in annex_options().items():
+        if option.is_place and spec.get(name):
+            client = _(option.label)
+    return words % {"rate": rate_words(spec["rate"]), "client": key_label(spec.get("key"), client)}
+
+
+def _describe_place(spec: Spec) -> str:
     """Return the requests that a rule applies to, in words."""
     parts: list[str] = []
-    if given.get("method"):
-        parts.append(_joined(given["method"]))
-    if given.get("path"):
-        parts.append(_("on %(paths)s") % {"paths": _joined(given["path"])})
-    if given.get("route"):
-        parts.append(_("at the route %(route)s") % given)
-    group = given.get("group")
-    if not any(map(given.get, ("path", "route", "group", *place_options()))):
-        group = given.get("name")
+    if spec.get("method"):
+        parts.append(_join_words(spec["method"]))
+    if spec.get("path"):
+        parts.append(_("on %(paths)s") % {"paths": _join_words(spec["path"])})
+    if spec.get("route"):
+        parts.append(_("at the route %(route)s") % spec)
+    group = spec.get("group")
+    if not any(map(spec.get, ("path", "route", "group", *place_options()))):
+        group = spec.get("name")
     if group:
         parts.append(_("at the call site %(group)s") % {"group": group})
-    for word, option in OPTIONS_OF_RULES.items():
-        if option.is_place and has_value(word, given.get(word)):
-            condition = {"condition": _(option.label), "values": _joined(given[word])}
+    for name, option in OPTIONS_OF_RULES.items():
+        if option.is_place and has_value(name, spec.get(name)):
+            condition = {"condition": _(option.label), "values": _join_words(spec[name])}
             parts.append(_("with the %(condition)s %(values)s") % condition)
-    added = annex_options()
-    for word in filter(given.get, {**FIELDS_OF_ANNEXES, **added}):
-        if word in added:
-            parts.append(added[word].describe(given[word]))
-        elif word in place_options():
-            parts.append(f"{word} ({install_hint(FIELDS_OF_ANNEXES[word])})")
-    audience = given.get("audience", "everyone")
+    parts += _annex_words(spec)
+    audience = spec.get("audience", "everyone")
     if audience != "everyone":
-        known = {
+        names = {
             "authenticated": _("logged-in users"),
             "anonymous": _("visitors without a login"),
         }
-        words = _joined(_audience_names(audience, known))
+        words = _join_words(_audience_names(audience, names))
         parts.append(_("for %(audience)s") % {"audience": words})
     return " ".join(filter(None, parts))
 
 
-def _audience_names(audience: Any, known: Mapping[str, str]) -> list[str]:
-    """Return the names of an audience. A group may be called like another audience."""
-    names = []
+def _annex_words(spec: Spec) -> list[str]:
+    """Return the options of optional apps, in words, and those of absent apps by name."""
+    installed = annex_options()
+    words = []
+    for name in filter(spec.get, {**FIELDS_OF_ANNEXES, **installed}):
+        if name in installed:
+            words.append(installed[name].describe(spec[name]))
+        elif name in place_options():
+            words.append(f"{name} ({install_hint(FIELDS_OF_ANNEXES[name])})")
+    return words
+
+
+def _audience_names(audience: Any, names: Mapping[str, str]) -> list[str]:
+    """Return the names of an audience in words, as in `names`.
+
+    A group may have the name of another audience.
+    """
+    words = []
     for name in as_list(audience):
         _kind, is_group, group = name.partition("group:")
         if is_group:
-            names.append(_("group %(name)s") % {"name": group})
+            words.append(_("group %(name)s") % {"name": group})
         else:
-            names.append(known.get(name, name))
-    return names
+            words.append(names.get(name, name))
+    return words
 
 
-def _joined(words: object) -> str:
+def _join_words(words: object) -> str:
+    """Return one or several words as one text."""
     return _(" and ").join(map(str, as_list(words)))
 
 
@@ -191,10 +207,10 @@ def describe_difference(before: Spec | None, after: Spec | None) -> list[str]:
     ['Count by: address and post:username']
     """
     versions = [version for version in (before, after) if version]
-    table = option_table()
-    labels = {**COLUMNS, **{name: option.label for name, option in table.items()}}
+    labels = {**COLUMNS, **{name: option.label for name, option in option_table().items()}}
+    fields = dict.fromkeys([*labels, *(field for version in versions for field in version)])
     lines = []
-    for field in dict.fromkeys([*labels, *(name for version in versions for name in version)]):
+    for field in fields:
         if (before or {}).get(field) != (after or {}).get(field):
             words = [value_words(field, version.get(field)) for version in versions]
             lines.append(f"{capfirst(_(labels.get(field, field)))}: {' → '.join(words)}")
@@ -233,6 +249,7 @@ def value_words(field: str, value: Any) -> str:
 
 
 def _item_words(item: object) -> str:
+    """Return an item of a list in words: a tier, or any text."""
     if not (isinstance(item, Mapping) and {"group", "rate"} <= item.keys()):
         return str(item)
     text = f"{item['group']}: {rate_words(item['rate'])}"

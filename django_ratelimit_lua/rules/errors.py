@@ -93,6 +93,7 @@ class RuleError(ImproperlyConfigured):
 
 
 def _label(name: str, value: Any) -> object:
+    """Return the label of a parameter's value, or the value if it has none."""
     table = option_table()
     if name in ("option", "other"):
         return f"“{capfirst(_(table[value].label))}”"

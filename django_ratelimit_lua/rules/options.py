@@ -59,7 +59,7 @@ MAX_LENGTHS = {
 
 
 def check_tier_list(value: object) -> Sequence[object]:
-    """Check for a list of tiers."""
+    """Return a list of tiers. Raises `ValueError` for any other value."""
     if not isinstance(value, (list, tuple)):
         raise ValueError("must be a list of {'group': ..., 'rate': ...}")
     return value
@@ -71,12 +71,12 @@ def _check_waited(rule: Any) -> None:
     Its refusals say nothing about the client, so they are neither counted nor offences. It does not
     replace the limit of a call site, which it would lift.
     """
-    wrong = [word for word in ("exempt", "ban_after", "count_denied") if rule.spec.get(word)]
+    excluded = [name for name in ("exempt", "ban_after", "count_denied") if rule.spec.get(name)]
     if rule.template is not None and any(limit.holds for limit in rule.template.limits(rule.name)):
-        wrong.append(OF_SLOTS)
-    if wrong:
+        excluded.append(OF_SLOTS)
+    if excluded:
         text = _("waited and %(other)s contradict each other: remove one of them")
-        raise LimitError(text, "waited", other=wrong[0])
+        raise LimitError(text, "waited", other=excluded[0])
     if rule.group == rule.name:
         text = _("waited needs a path, a route, or the call site of another name")
         raise LimitError(text, "waited")
@@ -162,5 +162,5 @@ def field_names() -> list[str]:
 
 def place_options() -> set[str]:
     """Return the options that say where a rule applies, also those of absent optional apps."""
-    places = {name for name, option in annex_options().items() if option.is_place}
-    return places.union(PLACES_OF_ANNEXES)
+    of_installed = {name for name, option in annex_options().items() if option.is_place}
+    return of_installed.union(PLACES_OF_ANNEXES)

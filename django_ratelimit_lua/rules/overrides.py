@@ -73,36 +73,31 @@ class Override(NamedTuple):
         if type(pk) is not int or not isinstance(rule, str):
             raise ValueError("the id must be a number, and the rule must be text")
         burst = options.get("burst")
-        if not {type(starts), type(ends), type(burst)} <= {int, NoneType}:
+        if not all(type(number) in (int, NoneType) for number in (starts, ends, burst)):
             raise ValueError("beginning, end and burst must be whole numbers")
         rate = None
         if effect == "limit":
-            if rule == EVERY_RULE:
-                raise ValueError("another limit is for one rule")
-            rate = Rate.parse(options.get("rate", ""))
-            if burst is not None and not 1 <= burst <= Rate.MAX_UNITS:
-                raise ValueError(f"burst is {burst}: must be from 1 to {Rate.MAX_UNITS}")
+            rate = _parse_rate(rule, options.get("rate", ""), burst)
         if starts and ends and starts >= ends:
             raise ValueError("the end is before the start")
-        block = Block(options.get("forbids", False) is True, str(options.get("message", "")))
         return cls(
-            pk,
-            rule,
-            effect,
-            rate,
-            burst,
-            starts or None,
-            ends or None,
-            block,
-            subject,
-            strength(kind),
+            pk=pk,
+            rule=rule,
+            effect=effect,
+            rate=rate,
+            burst=burst,
+            starts=starts or None,
+            ends=ends or None,
+            block=Block(options.get("forbids", False) is True, str(options.get("message", ""))),
+            subject=subject,
+            strength=strength(kind),
         )
 
     def is_active(self, now: int) -> bool:
         """Return whether the override is in force at a time in microseconds."""
-        return (self.starts is None or self.starts <= now) and (
-            self.ends is None or now < self.ends
-        )
+        if self.starts is not None and now < self.starts:
+            return False
+        return self.ends is None or now < self.ends
 
     def retry_after(self, now: int) -> float | None:
         """Return the seconds until the override ends; None if it has no end."""
@@ -110,7 +105,7 @@ class Override(NamedTuple):
             return None
         return max(self.ends - now, 1) / SECOND
 
-    def limit(self, limit: Limit) -> Limit:
+    def apply_to(self, limit: Limit) -> Limit:
         """Return a limit with this override's numbers, or the limit itself if they do not fit.
 
         It has a count of its own, which all tiers of a rule share. If its algorithm has no burst,
@@ -118,15 +113,26 @@ class Override(NamedTuple):
         """
         if self.rate is None:
             return limit
-        return _retuned(limit, self.rate, self.burst, f"override:{self.pk}")
+        return _with_numbers(limit, self.rate, self.burst, f"override:{self.pk}")
 
 
-_BITS = {4: 32, 6: 128}
+_ADDRESS_BITS = {4: 32, 6: 128}
 _EMPTY: Entry = (0, EVERY_RULE, "", None, None, {})
 
 
+def _parse_rate(rule: str, text: str, burst: int | None) -> Rate:
+    """Return the rate of another limit. Raises `ValueError` if it or the burst is invalid."""
+    if rule == EVERY_RULE:
+        raise ValueError("another limit is for one rule")
+    rate = Rate.parse(text)
+    if burst is not None and not 1 <= burst <= Rate.MAX_UNITS:
+        raise ValueError(f"burst is {burst}: must be from 1 to {Rate.MAX_UNITS}")
+    return rate
+
+
 @lru_cache(maxsize=4096)
-def _retuned(limit: Limit, rate: Rate, burst: int | None, variant: str) -> Limit:
+def _with_numbers(limit: Limit, rate: Rate, burst: int | None, variant: str) -> Limit:
+    """Return a limit with other numbers, see `Override.apply_to`; cached."""
     if "burst" not in algorithms.find(limit.algorithm).options:
         burst = None
     try:
@@ -188,10 +194,11 @@ def find_strongest(overrides: Iterable[Override], rule: str, now: int) -> Overri
         for override in overrides
         if override.rule in (EVERY_RULE, rule) and override.is_active(now)
     ]
-    return max(matching, key=_rank, default=None)
+    return max(matching, key=_precedence, default=None)
 
 
-def _rank(override: Override) -> tuple[int, bool, int, int]:
+def _precedence(override: Override) -> tuple[int, bool, int, int]:
+    """Return the sort key of an override, see `find_strongest`."""
     effect = -EFFECTS.index(override.effect)
     return override.strength, override.rule != EVERY_RULE, effect, override.pk
 
@@ -208,22 +215,14 @@ class Overrides:
 
     def __init__(self, sections: Sequence[Mapping[str, Any]]) -> None:
         """Use the sections of a snapshot, see `snapshot.Snapshot`."""
-        self.is_blocking = False
+        self.is_blocking = any(section.get("blocks", False) for section in sections)
         self.fields: dict[str, dict[str, None]] = {}
         self._entries: dict[str, Sequence[Entry]] = {}
-        self._found: dict[str, Sequence[Override]] = {}
+        self._parsed: dict[str, Sequence[Override]] = {}
         unknown: set[str] = set()
         for section in sections:
-            self.is_blocking = self.is_blocking or section.get("blocks", False)
-            for rule, fields in section.get("fields", {}).items():
-                known = self.fields.setdefault(rule, {})
-                known.update(dict.fromkeys(filter(is_kind, fields)))
-                unknown.update(str(field) for field in fields if not is_kind(field))
-            entries = section.get("entries", {})
-            in_both = self._entries.keys() & entries.keys()
-            merged = {key: [*self._entries[key], *entries[key]] for key in in_both}
-            self._entries.update(entries)
-            self._entries.update(merged)
+            unknown |= self._add_fields(section.get("fields", {}))
+            self._add_entries(section.get("entries", {}))
         self.problems = [
             f"overrides by {field!r} match no request: the key is not registered"
             for field in sorted(unknown)
@@ -231,22 +230,41 @@ class Overrides:
         for section in sections:
             self.problems += section.get("problems", ())
         self.number = len(self._entries)
-        # All digests that can be made again are published with each key: one of them finds all.
-        keys = [set(section.get("keys", ())) for section in sections]
+        self._set_secrets(sections)
+        self._networks = _networks_by_version(
+            {kind for section in sections for kind in section.get("networks", ())}
+        )
+
+    def _add_fields(self, fields_by_rule: Mapping[str, Sequence[object]]) -> set[str]:
+        """Add the fields of a section, by rule. Return those that are not registered."""
+        unknown = set()
+        for rule, fields in fields_by_rule.items():
+            known = self.fields.setdefault(rule, {})
+            for field in fields:
+                if is_kind(field):
+                    known[str(field)] = None
+                else:
+                    unknown.add(str(field))
+        return unknown
+
+    def _add_entries(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+        """Add the entries of a section. A client may have overrides in several sections."""
+        in_both = self._entries.keys() & entries.keys()
+        merged = {key: [*self._entries[key], *entries[key]] for key in in_both}
+        self._entries.update(entries)
+        self._entries.update(merged)
+
+    def _set_secrets(self, sections: Sequence[Mapping[str, Any]]) -> None:
+        """Choose the keys with which clients are digested to find their overrides.
+
+        All digests that can be made again are published with each key, so one key finds all of
+        them. The digests of field values are not: each key that made one is needed.
+        """
         secrets = secrets_by_id()
-        common = set(secrets).intersection(*keys)
-        self._secrets = [secrets[key] for key in secrets if key in common][:1]
-        value_keys = {key for section in sections for key in section.get("value_keys", ())}
-        self._value_secrets = [secrets[key] for key in secrets if key in value_keys]
-        self._networks: dict[int, list[tuple[int, str]]] = {}
-        for kind in {kind for section in sections for kind in section.get("networks", ())}:
-            network = _NETWORK.fullmatch(kind)
-            if network is not None:
-                version, length = map(int, network.groups())
-                shift = max(_BITS[version] - length, 0)
-                self._networks.setdefault(version, []).append((shift, kind))
-        for networks in self._networks.values():
-            networks.sort()
+        usable = set(secrets).intersection(*(section.get("keys", ()) for section in sections))
+        self._secrets = [secrets[key] for key in secrets if key in usable][:1]
+        of_values = {key for section in sections for key in section.get("value_keys", ())}
+        self._value_secrets = [secrets[key] for key in secrets if key in of_values]
 
     def fields_for(self, rules: Collection[str], has_blocks: bool) -> Collection[str]:
         """Return the fields to look up for a request that these rules charge.
@@ -254,11 +272,12 @@ class Overrides:
         With `has_blocks`, they include the fields by which blocks may refuse the request even if
         nothing is charged.
         """
-        if not (self.fields and (rules or (has_blocks and self.is_blocking))):
+        may_block = has_blocks and self.is_blocking
+        if not self.fields or not (rules or may_block):
             return ()
         # An exemption lifts a block, also if nothing is charged.
-        each = [EVERY_RULE, *rules]
-        return dict.fromkeys(field for rule in each for field in self.fields.get(rule, ()))
+        names = [EVERY_RULE, *rules]
+        return dict.fromkeys(field for rule in names for field in self.fields.get(rule, ()))
 
     def find_by_identity(self, kind: str, identity: Identity) -> Iterator[Override]:
         """Yield the overrides of a user, or of the value of a field."""
@@ -268,37 +287,58 @@ class Overrides:
 
     def find_by_digest(self, kind: str, subject: bytes) -> Sequence[Override]:
         """Return the overrides of a user, or of the value of a field, by its digest."""
-        return self._read(value_key(kind, subject.decode()), kind, subject)
+        return self._parse(value_key(kind, subject.decode()), kind, subject)
 
     def find_by_client(self, subject: bytes) -> Sequence[Override]:
         """Return the overrides of the client with a digest."""
-        return self._read(client_key(subject.decode()), DIGEST, subject)
+        return self._parse(client_key(subject.decode()), DIGEST, subject)
 
     def find_by_address(self, address: Address) -> Iterator[Override]:
         """Yield the overrides of the networks that contain an address, the smallest first."""
         number = int(address)
-        for shift, kind in self._networks.get(address.version, ()):
-            key = network_key(kind, number >> shift)
-            if key in self._found:
-                yield from self._found[key]
+        for network in self._networks.get(address.version, ()):
+            key = network_key(network.kind, number >> network.host_bits)
+            if key in self._parsed:
+                yield from self._parsed[key]
             elif key in self._entries:
-                network = ip_network(f"{address}/{address.max_prefixlen - shift}", strict=False)
-                yield from self._read(key, kind, digest(network_identity(network)))
+                prefix_length = address.max_prefixlen - network.host_bits
+                subject = ip_network(f"{address}/{prefix_length}", strict=False)
+                yield from self._parse(key, network.kind, digest(network_identity(subject)))
 
-    def _read(self, key: str, kind: str, subject: bytes) -> Sequence[Override]:
+    def _parse(self, key: str, kind: str, subject: bytes) -> Sequence[Override]:
         """Return the overrides under a key; those that cannot be parsed are logged."""
         if key not in self._entries:
             return ()
-        found = self._found.get(key)
-        if found is None:
-            found = []
+        if key not in self._parsed:
+            overrides = []
             for entry in self._entries[key]:
                 try:
-                    found.append(Override.parse(entry, kind, subject))
+                    overrides.append(Override.parse(entry, kind, subject))
                 except Exception as error:  # Anything, edited by hand.
                     logger.error("An override cannot be read: %s: %s", error, str(entry)[:200])
-            self._found[key] = found
-        return found
+            self._parsed[key] = overrides
+        return self._parsed[key]
+
+
+class _NetworkKind(NamedTuple):
+    """A size of networks, and the number of bits that an address has after their prefix."""
+
+    host_bits: int
+    kind: str
+
+
+def _networks_by_version(kinds: Iterable[str]) -> dict[int, list[_NetworkKind]]:
+    """Return the kinds of networks, the smallest first, by the version of IP."""
+    networks: dict[int, list[_NetworkKind]] = {}
+    for kind in kinds:
+        match = _NETWORK.fullmatch(kind)
+        if match is not None:
+            version, length = map(int, match.groups())
+            host_bits = max(_ADDRESS_BITS[version] - length, 0)
+            networks.setdefault(version, []).append(_NetworkKind(host_bits, kind))
+    for of_version in networks.values():
+        of_version.sort()
+    return networks
 
 
 def value_key(kind: str, subject: str) -> str:

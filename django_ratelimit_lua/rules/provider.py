@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
 from types import NoneType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.apps import apps
 
@@ -147,10 +147,7 @@ def set_database(database_id: str) -> None:
 
 
 def check_owner(owner: str) -> bool:
-    """Record and log whether another database owns the prefix.
-
-    Return whether this process's database may publish.
-    """
+    """Return whether this process's database may publish, and report it if not."""
     problem = ""
     if is_foreign(owner):
         problem = (
@@ -167,10 +164,11 @@ def check_owner(owner: str) -> bool:
 def get_ruleset() -> Ruleset | None:
     """Return the rules of this process, or None if none are loaded.
 
-    Raises `ImproperlyConfigured`.
+    If the last comparison with the database is `COMPARE_SECONDS` old, another one starts. Raises
+    `ImproperlyConfigured` for the rules of the settings.
     """
     if Clock.monotonic() >= _compare_at:
-        _compare_now_and_then()
+        _start_comparison()
     if _ruleset is None and _snapshot is not None:
         # Only the settings have changed.
         fence = None
@@ -180,7 +178,11 @@ def get_ruleset() -> Ruleset | None:
     return _ruleset
 
 
-def _compare_now_and_then() -> None:
+def _start_comparison() -> None:
+    """Compare the published rules with the database, in the background.
+
+    If the database has not replied yet, it is read again.
+    """
     global _compare_at
     _compare_at = Clock.monotonic() + COMPARE_SECONDS
     ruleset = _ruleset
@@ -188,7 +190,7 @@ def _compare_now_and_then() -> None:
         return
     compare()
     if ruleset is _blind:
-        read_database(0.0, partial(_begin_with, ruleset.revision))
+        read_database(0.0, partial(_use_late_snapshot, ruleset.revision))
 
 
 def loaded_ruleset() -> Ruleset | None:
@@ -206,57 +208,84 @@ def load_ruleset(stale: StaleRules | None = None, deadline: Deadline | None = No
     ruleset = _ruleset
     if ruleset is None or max(len(ruleset.rules), ruleset.overrides.number) <= MANY:
         return _load(stale, deadline)
-    # A large number takes a while to read. A thread does that, and the request waits only as long
-    # as leaves time to decide.
-    if not _loading.is_busy and _loading.submit(partial(_load_beside, stale)) is None:
-        return _load(stale, deadline)  # There is no thread for it.
+    # A large number takes a while to read. A thread does that, and the request waits for half of
+    # its time, so that it can still decide.
+    if not _loading.is_busy and _loading.submit(partial(_load_in_thread, stale)) is None:
+        return _load(stale, deadline)  # No thread can be started.
     half = deadline.share(2)
     if not half.wait(_loading.wait):
         deadline.spend_share(half)
     return _ruleset or ruleset
 
 
-def _load_beside(stale: StaleRules | None) -> None:
+def _load_in_thread(stale: StaleRules | None) -> None:
+    """Load the rules, and log an error. Requests that use the old rules compare again."""
     try:
         _load(stale, Deadline(BACKGROUND_SECONDS))
-    except Exception:  # This is its only report. Requests that use the old rules compare again.
+    except Exception:  # No caller reports it.
         logger.exception("The rules cannot be loaded")
         raise
 
 
 def _load(stale: StaleRules | None, deadline: Deadline) -> Ruleset:
-    global _unanswered_at, is_answered
+    """Load the rules in this thread; see `load_ruleset`."""
     lock = _lock
-    if not (lock.acquire(blocking=False) or _waited_for(lock, deadline)):
+    if not _acquire_lock(lock, deadline):
         return _ruleset or Ruleset(settings_rules())
     try:
         older = _ruleset
         changes = _changes
         if older is not None and (stale is None or older.published == stale.current):
             return older  # Another thread was faster.
-        declared: Sequence[Rule] = settings_rules() if older is None else older.declared
+        declared = settings_rules() if older is None else older.declared
         if not apps.is_installed(APP):
             logger.warning("%s", NOT_INSTALLED)
             return _put_in_force(Ruleset(declared), changes)
-        try:
-            snapshot, is_blind = _published_or_best(older, deadline)
-            is_answered = True
-        except StoreError:
-            _unanswered_at = Clock.monotonic()
-            is_answered = False
-            if older is not None:
-                return older
-            snapshot = _from_database(deadline, NO_RULES) or NO_SNAPSHOT
-            is_blind = snapshot is NO_SNAPSHOT
-        if older is not None and snapshot.rules is older.snapshot.rules:
-            ruleset = older.renewed(snapshot, rules_key())
-        else:
-            ruleset = Ruleset(declared, snapshot, rules_key(), older)
-        if older is not None and snapshot is older.snapshot:
-            ruleset.published = NO_RULES
-        return _put_in_force(ruleset, changes, is_blind=is_blind)
+        choice = _choose_or_keep(older, deadline)
+        if choice is None:
+            assert older is not None
+            return older
+        ruleset = _build_ruleset(declared, choice.snapshot, older)
+        return _put_in_force(ruleset, changes, is_blind=choice.is_blind)
     finally:
         lock.release()
+
+
+class _Choice(NamedTuple):
+    """The snapshot to use, and whether the database still has to reply."""
+
+    snapshot: Snapshot
+    is_blind: bool = False
+
+
+def _choose_or_keep(older: Ruleset | None, deadline: Deadline) -> _Choice | None:
+    """Return the snapshot to use; None: Redis is unavailable, and `older` stays in force."""
+    global _unanswered_at, is_answered
+    try:
+        choice = _choose_snapshot(older, deadline)
+    except StoreError:
+        _unanswered_at = Clock.monotonic()
+        is_answered = False
+    else:
+        is_answered = True
+        return choice
+    if older is not None:
+        return None
+    snapshot = _read_from_database(deadline, NO_RULES) or NO_SNAPSHOT
+    return _Choice(snapshot, is_blind=snapshot is NO_SNAPSHOT)
+
+
+def _build_ruleset(declared: Sequence[Rule], snapshot: Snapshot, older: Ruleset | None) -> Ruleset:
+    """Return the ruleset of a snapshot, with those parts of an older one that have not changed."""
+    if older is None:
+        return Ruleset(declared, snapshot, rules_key())
+    if snapshot.rules is older.snapshot.rules:
+        ruleset = older.renewed(snapshot, rules_key())
+    else:
+        ruleset = Ruleset(declared, snapshot, rules_key(), older)
+    if snapshot is older.snapshot:  # Nothing is published.
+        ruleset.published = NO_RULES
+    return ruleset
 
 
 def _put_in_force(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset:
@@ -282,42 +311,45 @@ def _put_in_force(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> 
     return ruleset
 
 
-def _waited_for(lock: Lock, deadline: Deadline) -> bool:
-    """Return whether a lock was acquired within half of the remaining time.
+def _acquire_lock(lock: Lock, deadline: Deadline) -> bool:
+    """Acquire a lock within half of the remaining time. Return whether it was acquired.
 
     So only one request waits for a database that does not reply, and the others continue with the
     known rules.
     """
+    if lock.acquire(blocking=False):
+        return True
     half = deadline.share(2)
     began = Clock.monotonic()
-    is_got = half.wait(lambda seconds: lock.acquire(timeout=seconds))
-    if _unanswered_at > began or not (is_got or get_store().replied_at > began):
+    is_acquired = half.wait(lambda seconds: lock.acquire(timeout=seconds))
+    has_redis_replied = is_acquired or get_store().replied_at > began
+    if _unanswered_at > began or not has_redis_replied:
         deadline.spend_share(half)  # The wait counts only while Redis answers no request.
-    return is_got
+    return is_acquired
 
 
-def _within_half(deadline: Deadline, ask: Callable[..., T], argument: object) -> T:
+def _call_within_half(deadline: Deadline, function: Callable[..., T], argument: object) -> T:
     """Call a function with a timeout of half of the remaining time.
 
     That leaves time to decide by the known rules. The timeout is at most half of the time of a
     request, because others may wait for the lock.
     """
     began = Clock.monotonic()
-    most = max(0.0, min(deadline.left, conf.TIMEOUT) / 2)
-    answer = ask(most, argument)
-    deadline.spend(began, most)
-    return answer
+    timeout = max(0.0, min(deadline.left, conf.TIMEOUT) / 2)
+    result = function(timeout, argument)
+    deadline.spend(began, timeout)
+    return result
 
 
-def _from_database(deadline: Deadline, as_of: Revision) -> Snapshot | None:
+def _read_from_database(deadline: Deadline, as_of: Revision) -> Snapshot | None:
     """Return the rules of the database, or None if that takes too long.
 
     In that case they are used as soon as the database has replied.
     """
-    return _within_half(deadline, read_database, partial(_begin_with, as_of))
+    return _call_within_half(deadline, read_database, partial(_use_late_snapshot, as_of))
 
 
-def _begin_with(as_of: Revision, snapshot: Snapshot) -> None:
+def _use_late_snapshot(as_of: Revision, snapshot: Snapshot) -> None:
     """Use the rules of the database, which has replied late.
 
     Do nothing if other rules are in use by now, or if the rules were read before the revision that
@@ -331,31 +363,31 @@ def _begin_with(as_of: Revision, snapshot: Snapshot) -> None:
             _put_in_force(Ruleset(before.declared, snapshot, before.fence, before), _changes)
 
 
-def _published_or_best(ruleset: Ruleset | None, deadline: Deadline) -> tuple[Snapshot, bool]:
-    """Return the snapshot to use, and whether the database still has to reply.
+def _choose_snapshot(ruleset: Ruleset | None, deadline: Deadline) -> _Choice:
+    """Return the published snapshot or, if it cannot be used, the best one that is available.
 
-    The snapshot is that of `ruleset` if nothing is published and it cannot be restored now. Raises
+    That is the snapshot of `ruleset` if nothing is published and it cannot be restored now. Raises
     `StoreError`.
     """
-    snapshot, unread = _fetch(deadline, ruleset)
-    is_garbage = unread is not None and not unread.is_kept
-    if is_garbage or (unread is None and _may_be_wrong(snapshot, ruleset)):
-        is_right = _within_half(deadline, republish, is_garbage)
-        snapshot, unread = _fetch(deadline, ruleset)
-        is_missing = unread is None and not snapshot.revision.number
-        if is_missing and not is_right and ruleset is not None:
-            return ruleset.snapshot, False  # No time, or no database: use the known rules.
-    if unread is None:
-        return snapshot, False
-    best = _from_database(deadline, snapshot.revision)
-    is_late = best is None
-    if best is None:
+    fetched = _fetch_snapshot(deadline, ruleset)
+    if fetched.is_garbage or (fetched.problem is None and _may_be_wrong(fetched.snapshot, ruleset)):
+        is_restored = _call_within_half(deadline, republish, fetched.is_garbage)
+        fetched = _fetch_snapshot(deadline, ruleset)
+        is_missing = fetched.problem is None and not fetched.snapshot.revision.number
+        if is_missing and not is_restored and ruleset is not None:
+            return _Choice(ruleset.snapshot)  # No time, or no database: use the known rules.
+    if fetched.problem is None:
+        return _Choice(fetched.snapshot)
+    revision = fetched.snapshot.revision
+    from_database = _read_from_database(deadline, revision)
+    if from_database is not None:
+        best = from_database
+    elif ruleset is not None and not is_foreign(ruleset.snapshot.database):
+        best = ruleset.snapshot
+    else:
         best = NO_SNAPSHOT
-        if ruleset is not None and not is_foreign(ruleset.snapshot.database):
-            best = ruleset.snapshot
-    # As of that revision: it is not asked for again until something is published that may be
-    # understood.
-    return best._replace(revision=snapshot.revision), is_late
+    # With the published revision, so that it is read again only when another one is published.
+    return _Choice(best._replace(revision=revision), is_blind=from_database is None)
 
 
 def reload_ruleset(deadline: Deadline | None = None) -> Ruleset:
@@ -377,27 +409,37 @@ def refresh_ruleset(deadline: Deadline | None = None) -> Ruleset:
 def compare_with_published(*, loads: bool) -> bool:
     """Return whether the rules of this process are the published ones.
 
-    If not, caches are cleared. With `loads`, the new rules are loaded here; otherwise the next
-    request loads them. It is for background work. Raises `StoreError`.
+    If not, caches are cleared. With `loads`, the new rules are loaded here and compared again;
+    otherwise the next request loads them. It is for background work. Raises `StoreError`.
     """
-    for may_load in (loads, False):
-        ruleset = _ruleset
-        if ruleset is None or ruleset.fence is None:
-            return True
-        asked_at = Clock.monotonic()
-        deadline = Deadline(ASK_SECONDS)
-        text = b""
-        # Otherwise they are of another database, or were loaded before the settings changed.
-        if ruleset.fence == rules_key() and not is_foreign(ruleset.snapshot.database):
-            store = get_store(background=True)
-            text = store.execute(b"HGET", ruleset.fence, REVISION, deadline=deadline) or b"0"
-        if text == ruleset.published.text:
-            freshness.confirm(ruleset.fence, ruleset.published, asked_at)
-            return True
-        mark_stale()
-        if may_load:
-            reload_ruleset(Deadline(ASK_SECONDS))
+    if _is_published(_ruleset):
+        return True
+    mark_stale()
+    if not loads:
+        return False
+    reload_ruleset(Deadline(ASK_SECONDS))
+    if _is_published(_ruleset):
+        return True
+    mark_stale()
     return False
+
+
+def _is_published(ruleset: Ruleset | None) -> bool:
+    """Return whether Redis has the revision of a ruleset, and record when it had.
+
+    A ruleset without a revision is never stale. Raises `StoreError`.
+    """
+    if ruleset is None or ruleset.fence is None:
+        return True
+    if ruleset.fence != rules_key() or is_foreign(ruleset.snapshot.database):
+        return False  # It was loaded before the settings changed, or before the id was known.
+    asked_at = Clock.monotonic()
+    store = get_store(background=True)
+    text = store.execute(b"HGET", ruleset.fence, REVISION, deadline=Deadline(ASK_SECONDS)) or b"0"
+    if text != ruleset.published.text:
+        return False
+    freshness.confirm(ruleset.fence, ruleset.published, asked_at)
+    return True
 
 
 def mark_stale() -> None:
@@ -443,24 +485,34 @@ def _may_be_wrong(snapshot: Snapshot, ruleset: Ruleset | None) -> bool:
     )
 
 
-def _fetch(deadline: Deadline, ruleset: Ruleset | None) -> tuple[Snapshot, UnreadableError | None]:
-    """Return the published snapshot, and None.
+class _Fetched(NamedTuple):
+    """The published snapshot.
 
-    The parts that `ruleset` has already are not read again. If the snapshot cannot be read or
-    belongs to another database, return only its revision and database, and the reason. Raises
-    `StoreError`.
+    - `problem`: why it cannot be used; the snapshot then has its revision and database only.
     """
-    global _unread
-    known = NO_SNAPSHOT
-    if ruleset is not None:
-        known = ruleset.snapshot
+
+    snapshot: Snapshot
+    problem: UnreadableError | None = None
+
+    @property
+    def is_garbage(self) -> bool:
+        """Return whether it is invalid, so that it has to be replaced."""
+        return self.problem is not None and not self.problem.is_kept
+
+
+def _fetch_snapshot(deadline: Deadline, ruleset: Ruleset | None) -> _Fetched:
+    """Return the published snapshot, without parts that `ruleset` has already.
+
+    It cannot be used if it is unreadable or belongs to another database. Raises `StoreError`.
+    """
+    known = NO_SNAPSHOT if ruleset is None else ruleset.snapshot
     tags = [known.rules.get("tag", "").encode(), join_tags(known.overrides)]
-    found = get_store().run(_READ, [rules_key()], tags, deadline)
-    if len(found) != 4 + SECTIONS or not {*map(type, found)} <= {bytes, NoneType}:
-        raise StoreError(f"unexpected reply to a request for the rules: {found!r:.80}")
-    number, owner, form, rules, *sections = found
+    reply = get_store().run(_READ, [rules_key()], tags, deadline)
+    if len(reply) != 4 + SECTIONS or not all(isinstance(part, (bytes, NoneType)) for part in reply):
+        raise StoreError(f"unexpected reply to a request for the rules: {reply!r:.80}")
+    number, owner, form, rules, *sections = reply
     snapshot = Snapshot(NO_RULES, (owner or b"").decode(errors="replace"))
-    unread = None
+    problem = None
     try:
         snapshot = snapshot._replace(revision=Revision.read(number or b"0"))
         check_format(form or b"0")
@@ -469,18 +521,25 @@ def _fetch(deadline: Deadline, ruleset: Ruleset | None) -> tuple[Snapshot, Unrea
             overrides=parse_sections(sections, known.overrides),
         )
     except UnreadableError as error:
-        unread = error
+        problem = error
     except ValueError as error:
-        unread = UnreadableError(f"{type(error).__name__}: {str(error)[:200]}")
-    if unread is not None and _unread != (rules_key(), number):
-        _unread = (rules_key(), number)
-        logger.error(
-            "The rules in Redis cannot be read; the last valid rules stay in force: %s", unread
-        )
+        problem = UnreadableError(f"{type(error).__name__}: {str(error)[:200]}")
+    if problem is not None:
+        _report_unreadable(number, problem)
     owner = snapshot.database
     if (owner == database and not problems.owner) or check_owner(owner):
-        return snapshot, unread
-    return snapshot, UnreadableError(problems.owner, is_kept=True)
+        return _Fetched(snapshot, problem)
+    return _Fetched(snapshot, UnreadableError(problems.owner, is_kept=True))
+
+
+def _report_unreadable(number: bytes | None, problem: UnreadableError) -> None:
+    """Log that the published rules cannot be read, once for each revision."""
+    global _unread
+    if _unread != (rules_key(), number):
+        _unread = (rules_key(), number)
+        logger.error(
+            "The rules in Redis cannot be read; the last valid rules stay in force: %s", problem
+        )
 
 
 def _drop_rules(snapshot: Snapshot | None) -> None:
@@ -492,6 +551,7 @@ def _drop_rules(snapshot: Snapshot | None) -> None:
 
 
 def _reread_settings() -> None:
+    """Compile the rules of the settings again. The published ones stay."""
     snapshot = _snapshot
     if _ruleset is not None:
         snapshot = _ruleset.snapshot
@@ -499,6 +559,7 @@ def _reread_settings() -> None:
 
 
 def _forget_published() -> None:
+    """Drop all rules, because the published ones may be those of another key or server."""
     _drop_rules(None)
 
 

@@ -21,10 +21,10 @@ from .overrides import Overrides
 from .rule import Rule, Spec
 from .snapshot import NO_SNAPSHOT, CompiledEntry, Snapshot, compile_entry
 
-_MAX_REMEMBERED = 4096
-_MAX_REMEMBERED_BYTES = 4 * 2**20
-_MAX_REMEMBERED_LENGTH = 300
-"""Characters of a path that an index remembers; longer ones are looked up each time."""
+_MAX_CACHED = 4096
+_MAX_CACHED_BYTES = 4 * 2**20
+_MAX_CACHED_LENGTH = 300
+"""Characters of a path that an index caches; longer ones are looked up each time."""
 
 
 def settings_rules() -> tuple[Rule, ...]:
@@ -43,28 +43,27 @@ def settings_problems() -> list[str]:
     return []
 
 
-def compile_rules(given: Sequence[Spec]) -> tuple[Rule, ...]:
+def compile_rules(specs: Sequence[Spec]) -> tuple[Rule, ...]:
     """Compile declared rules, in their order.
 
     Raises `RuleError` with all invalid rules, and `ImproperlyConfigured` if two have the same name.
     """
-    if not isinstance(given, (list, tuple)):
+    if not isinstance(specs, (list, tuple)):
         raise ImproperlyConfigured("RATELIMIT_RULES must be a list of rules")
     rules: list[Rule] = []
     problems: list[RuleError] = []
-    for each in given:
+    for spec in specs:
         try:
-            rules.append(compile(each))
+            rules.append(compile(spec))
         except RuleError as error:
             problems.append(error)
     if problems:
         raise RuleError.of_all(problems)
-    twice = sorted(
-        name for name, count in Counter(rule.name for rule in rules).items() if count > 1
-    )
-    if twice:
+    uses = Counter(rule.name for rule in rules)
+    repeated = sorted(name for name, number in uses.items() if number > 1)
+    if repeated:
         raise ImproperlyConfigured(
-            f"RATELIMIT_RULES: two rules have the name {', '.join(twice)}; rules of one name "
+            f"RATELIMIT_RULES: two rules have the name {', '.join(repeated)}; rules of one name "
             "would share a count"
         )
     return tuple(rules)
@@ -79,35 +78,36 @@ class PathIndex:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
         self._by_prefix: dict[str, list[int]] = {}
-        for place, rule in enumerate(rules):
+        for position, rule in enumerate(rules):
             for pattern in rule.paths or ("",):
-                # What every path of it begins with; a pattern is only compiled for a path that
-                # does.
-                self._by_prefix.setdefault(pattern.partition("*")[0], []).append(place)
+                # Every matching path begins with the prefix, so a pattern is compiled only when a
+                # path begins so.
+                self._by_prefix.setdefault(pattern.partition("*")[0], []).append(position)
         self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
-        self._remembered: BoundedMap[str, tuple[Rule, ...]] = BoundedMap(
-            _MAX_REMEMBERED,
-            _MAX_REMEMBERED_BYTES,
+        self._cached: BoundedMap[str, tuple[Rule, ...]] = BoundedMap(
+            _MAX_CACHED,
+            _MAX_CACHED_BYTES,
             lambda path, rules: 4 * len(path) + 8 * len(rules),
         )
 
     def matching(self, path: str) -> tuple[Rule, ...]:
         """Return the rules that match this path, in their order."""
-        rules = self._remembered.get(path)
+        rules = self._cached.get(path)
         if rules is None:
-            places: set[int] = set()
-            for length in self._lengths:
-                if length > len(path):
-                    break
-                places.update(self._by_prefix.get(path[:length], ()))
-            rules = tuple(
-                self._rules[place]
-                for place in sorted(places)
-                if self._rules[place].matches_path(path)
-            )
-            if len(path) <= _MAX_REMEMBERED_LENGTH:
-                self._remembered.put(path, rules)
+            candidates = [self._rules[position] for position in self._positions(path)]
+            rules = tuple(rule for rule in candidates if rule.matches_path(path))
+            if len(path) <= _MAX_CACHED_LENGTH:
+                self._cached.put(path, rules)
         return rules
+
+    def _positions(self, path: str) -> list[int]:
+        """Return the positions of the rules with a prefix that the path begins with, in order."""
+        positions: set[int] = set()
+        for length in self._lengths:
+            if length > len(path):
+                break
+            positions.update(self._by_prefix.get(path[:length], ()))
+        return sorted(positions)
 
 
 class Ruleset:
@@ -130,24 +130,12 @@ class Ruleset:
         before: Ruleset | None = None,
     ) -> None:
         self.declared = declared
-        self._use(snapshot, fence)
+        self._set_snapshot(snapshot, fence)
         self._problems: list[str] = []
+        self._entries_by_pk: dict[int | None, CompiledEntry] = {}
+        entries = self._compile_entries(before)
         by_name = {rule.name: rule for rule in declared}
-        self._read: dict[int | None, CompiledEntry] = {}
-        known: Mapping[int | None, CompiledEntry] = {}
-        if before is not None:
-            known = before._read
-        for given in snapshot.rules.get("rules", ()):
-            pk = isinstance(given, dict) and given.get("id")
-            if type(pk) is not int:
-                pk = None
-            read = known.get(pk)
-            if read is None or read.given != given:
-                read = compile_entry(given, read and read.rule)
-            self._read[pk] = read
-            self._problems += read.problems
-            if read.rule is not None:
-                by_name[read.rule.name] = read.rule
+        by_name |= {entry.rule.name: entry.rule for entry in entries if entry.rule is not None}
         self.weights: Mapping[str, int] = self._load_weights()
         """The weights of hosts that operators have set, by the name of the host."""
         self.parts: Mapping[str, Any] = snapshot.rules.get("parts", {})
@@ -158,14 +146,34 @@ class Ruleset:
         self.at_paths = [rule for rule in in_force if rule.group is None and not rule.is_elsewhere]
         """Those in force that are for requests, not for call sites."""
         self._index = PathIndex(self.at_paths)
-        self._beside: dict[str, list[Rule]] = {}
+        self._additional: dict[str, list[Rule]] = {}
         for rule in in_force:
             if rule.group not in (None, rule.name) and rule.template is not None:
-                self._beside.setdefault(str(rule.group), []).append(rule)
-        self.site_names: Collection[str] = by_name.keys() | self._beside.keys()
-        """What call sites are called that a rule may be about."""
+                self._additional.setdefault(str(rule.group), []).append(rule)
+        self.site_names: Collection[str] = by_name.keys() | self._additional.keys()
+        """The names and groups of call sites that rules may apply to."""
 
-    def _use(self, snapshot: Snapshot, fence: bytes | None) -> None:
+    def _compile_entries(self, before: Ruleset | None) -> list[CompiledEntry]:
+        """Return the published rules. Those that `before` has already are not compiled again."""
+        compiled: Mapping[int | None, CompiledEntry] = {}
+        if before is not None:
+            compiled = before._entries_by_pk
+        entries = []
+        for published in self.snapshot.rules.get("rules", ()):
+            # There may be thousands of rules, so no function is called for an unchanged one.
+            pk = published.get("id") if isinstance(published, dict) else None
+            if type(pk) is not int:
+                pk = None
+            entry = compiled.get(pk)
+            if entry is None or entry.published != published:
+                entry = compile_entry(published, entry and entry.rule)
+            self._entries_by_pk[pk] = entry
+            entries.append(entry)
+            self._problems += entry.problems
+        return entries
+
+    def _set_snapshot(self, snapshot: Snapshot, fence: bytes | None) -> None:
+        """Set the revision and the overrides to those of a snapshot."""
         self.fence = fence
         self.snapshot = snapshot
         self.revision = self.published = snapshot.revision
@@ -174,7 +182,7 @@ class Ruleset:
     def renewed(self, snapshot: Snapshot, fence: bytes | None) -> Ruleset:
         """Return these rules with the overrides of another snapshot, which has the same rules."""
         ruleset = copy(self)
-        ruleset._use(snapshot, fence)
+        ruleset._set_snapshot(snapshot, fence)
         return ruleset
 
     @property
@@ -197,6 +205,7 @@ class Ruleset:
 
     @cached_property
     def _by_limit(self) -> Mapping[str, Rule]:
+        """Map the names of limits to their rules, when it is first used."""
         return {name: rule for rule in self.rules for name in rule.limit_names()}
 
     def rule_of(self, limit_name: str) -> Rule | None:
@@ -229,7 +238,7 @@ class Ruleset:
 
     def additional_for(self, name: str, request: HttpRequest) -> list[Rule]:
         """Return the rules for call sites of that group, which apply in addition to their own."""
-        return [rule for rule in self._beside.get(name, ()) if rule.matches(request)]
+        return [rule for rule in self._additional.get(name, ()) if rule.matches(request)]
 
     def for_call_sites(
         self, call_sites: Sequence[Rule], group: str, request: HttpRequest
@@ -239,14 +248,15 @@ class Ruleset:
         Rules of their names replace them, and rules for their group are added.
         """
         chosen: list[Rule] = []
-        names: set[str] = set()
+        decided_names: set[str] = set()
         for call_site in call_sites:
             name = call_site.name_at(group)
             namesakes = [other for other in call_sites if other.name_at(group) == name]
             replacement = self.replacement_for(name, namesakes, request)
             if replacement is None:
                 chosen.append(call_site)
-            if name not in names:
-                chosen += [*(replacement or ()), *self.additional_for(name, request)]
-            names.add(name)
+            if name not in decided_names:
+                chosen += replacement or []
+                chosen += self.additional_for(name, request)
+            decided_names.add(name)
         return chosen

@@ -13,9 +13,9 @@ read at all, and is published again from the database.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ..limits.call import NO_RULES, Revision
 from .compiler import compile, tier_name
@@ -109,20 +109,25 @@ class UnreadableError(ValueError):
 
 
 class CompiledEntry(NamedTuple):
-    """A rule as it was declared, the compiled rule, and its problems."""
+    """A published rule and what became of it.
 
-    given: object
+    - `published`: its spec, with the `id` of its row;
+    - `rule`: the compiled rule or, if it is invalid, its last valid version; None: it is skipped;
+    - `problems`: why it, or a tier of it, is not applied.
+    """
+
+    published: object
     rule: Rule | None
-    problems: Sequence[str]
+    problems: Sequence[str] = ()
 
 
-def compile_entry(given: Any, before: Rule | None) -> CompiledEntry:
-    """Compile a rule; if it is invalid, return its last valid version, `before`.
+def compile_entry(published: Any, last_valid: Rule | None) -> CompiledEntry:
+    """Compile a published rule; if it is invalid, return its last valid version.
 
     If only some of its tiers are invalid, they are left out: their groups have its limit.
     """
     try:
-        spec = {**given}
+        spec = dict(published)
         pk = spec.pop("id", None)
         rule = compile(spec, plain=True, where=WHERE, pk=pk)
         if type(pk) is not int:
@@ -130,21 +135,21 @@ def compile_entry(given: Any, before: Rule | None) -> CompiledEntry:
             raise RuleError("id", "the id of the row is missing", where=where)
     except RuleError as error:
         problem = str(error)
-        wrong = {each.tier for each in error.each}
-        if "" not in wrong:
-            tiers = [tier for tier in given["tiers"] if tier_name(tier) not in wrong]
+        invalid_tiers = {each.tier for each in error.each}
+        if "" not in invalid_tiers:  # Nothing else is invalid.
+            tiers = [tier for tier in spec["tiers"] if tier_name(tier) not in invalid_tiers]
             rule = compile({**spec, "tiers": tiers}, plain=True, where=WHERE, pk=pk)
-            return CompiledEntry(given, rule, (f"{problem}; these tiers are skipped",))
+            return CompiledEntry(published, rule, (f"{problem}; these tiers are skipped",))
     except Exception as error:  # Anything, edited by hand.
-        problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"
+        problem = f"{WHERE}: {str(published)[:200]}: {type(error).__name__}: {error}"
     else:
         if rule.is_elsewhere and rule.extra.keys().isdisjoint(place_options()):
             # Its only place is one of an optional app that is not installed.
-            return CompiledEntry(given, None, ())
-        return CompiledEntry(given, rule, ())
-    if before is not None:
+            return CompiledEntry(published, None)
+        return CompiledEntry(published, rule)
+    if last_valid is not None:
         problem += "; its last valid version stays in force"
-    return CompiledEntry(given, before, (problem,))
+    return CompiledEntry(published, last_valid, (problem,))
 
 
 def check_format(form: bytes) -> None:
@@ -155,12 +160,15 @@ def check_format(form: bytes) -> None:
 
 
 def parse_part(text: bytes | None, members: Members, known: Part) -> Part:
-    """Return a part of the published snapshot. Raises `ValueError`.
+    """Return a part of the published snapshot.
 
     Args:
-        text: The text; None: nothing is published. Empty: the part is `known`.
+        text: The part as JSON. None: nothing is published. Empty: the part is `known`.
         members: The types of its members.
         known: The part that this process has.
+
+    Raises:
+        ValueError: The text is no JSON, a member has a wrong type, or no part is known.
     """
     if text == b"":
         if known is _EMPTY:
@@ -173,12 +181,19 @@ def parse_part(text: bytes | None, members: Members, known: Part) -> Part:
     if not isinstance(part, dict):
         raise ValueError(f"invalid part: {str(part)[:100]}")
     for name, (kind, kind_of_items) in members.items():
-        member = part.get(name, kind())
-        items = member.values() if isinstance(member, dict) else member
-        are_right = kind_of_items is object or {*map(type, items)} <= {kind_of_items}
-        if not isinstance(member, kind) or not are_right:
-            raise ValueError(f"{name} is {str(member)[:100]}")
+        if name in part and not _has_type(part[name], kind, kind_of_items):
+            raise ValueError(f"{name} is {str(part[name])[:100]}")
     return part
+
+
+def _has_type(member: Any, kind: type, kind_of_items: type) -> bool:
+    """Return whether a member has its type, and its items or values have theirs."""
+    if not isinstance(member, kind):
+        return False
+    if kind_of_items is object:
+        return True
+    items = member.values() if isinstance(member, dict) else cast(Iterable[object], member)
+    return all(type(item) is kind_of_items for item in items)
 
 
 def parse_sections(texts: Sequence[bytes | None], known: Sequence[Part]) -> list[Part]:
@@ -187,11 +202,9 @@ def parse_sections(texts: Sequence[bytes | None], known: Sequence[Part]) -> list
     Raises `ValueError`.
     """
     sections: list[Part] = []
-    for text, before in zip(texts, known, strict=True):
-        if text is None:
+    for text, known_section in zip(texts, known, strict=True):
+        if text is None:  # Nothing is published.
             sections.append({})
-        elif text == b"" and before is not _EMPTY:
-            sections.append(before)
         else:
-            sections.append(parse_part(text, SECTION_MEMBERS, before))
+            sections.append(parse_part(text, SECTION_MEMBERS, known_section))
     return sections

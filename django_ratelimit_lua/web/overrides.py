@@ -233,7 +233,7 @@ def _apply_override(planned: DecidedCharge, override: Override, now: int) -> Dec
         retry_after = override.retry_after(now)
         state = LimitState.blocked(limit.name, retry_after, limit.mode, override.block)
         return replace(planned, state=state, blocked_by=override.subject)
-    charge = planned.charge._replace(limit=override.limit(limit))
+    charge = planned.charge._replace(limit=override.apply_to(limit))
     return replace(planned, charge=charge, blocked_by=b"")
 
 

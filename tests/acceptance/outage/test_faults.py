@@ -306,4 +306,4 @@ def test_a_slow_database_delays_no_request(
     decisions, seconds = timed_hits(limiter, kind)
     assert {(decision.source, decision.limits[0].limit) for decision in decisions} == {("redis", 7)}
     assert seconds < 0.2 + SCHEDULING
-    assert triggers.healing.wait(10)
+    assert triggers.restoring.wait(10)

@@ -76,7 +76,7 @@ def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for _, found in reachable_objects():
         if isinstance(found, BoundedMap):
             monkeypatch.setattr(found, "max_entries", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.rules.ruleset._MAX_REMEMBERED", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.rules.ruleset._MAX_CACHED", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.engine.leases.MAX_LEASES", BOUND)
     # No other test checks the names of this one.
     monkeypatch.setattr(values, "known_paths", dict(values.known_paths))

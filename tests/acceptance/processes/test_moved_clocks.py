@@ -82,13 +82,13 @@ def test_a_lock_expires_although_the_server_clock_was_set_back(
     monkeypatch.setattr(triggers, "_pause", 0.0)
     monkeypatch.setattr(triggers.problems, "unpublished", "")
     key = triggers._lock_key()
-    triggers._compare()
+    triggers._compare_and_publish()
     lifetime = direct.pttl(key)
-    triggers._compare()
+    triggers._compare_and_publish()
     assert len(done) == 1
     direct.pexpire(key, 365 * DAY * 1000)  # As after a step back by a year.
-    triggers._compare()
-    triggers._compare()
+    triggers._compare_and_publish()
+    triggers._compare_and_publish()
     assert len(done) == 2
     assert direct.pttl(key) <= lifetime + 1000
 

@@ -363,13 +363,13 @@ def test_rules_compiled_under_other_settings_are_not_used(
     """The settings change while a thread is loading rules."""
     rule("first", rate="1/h")
     another_process()
-    fetch = provider._fetch
+    fetch = provider._fetch_snapshot
 
     def meanwhile(*arguments: Any) -> Any:
         fetched = fetch(*arguments)
         getattr(provider, change)()
         return fetched
 
-    monkeypatch.setattr(provider, "_fetch", meanwhile)
+    monkeypatch.setattr(provider, "_fetch_snapshot", meanwhile)
     assert "first" in provider.load_ruleset().by_name
     assert provider.loaded_ruleset() is None

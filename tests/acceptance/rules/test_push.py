@@ -356,7 +356,7 @@ def test_no_request_waits_while_the_listener_waits_for_the_database(
         writer.execute("BEGIN EXCLUSIVE")
         direct.delete(*direct.keys(f"{prefix}*"))
         assert worker("longest_load(4)") < 1
-        assert worker("triggers.healing.is_busy")
+        assert worker("triggers.restoring.is_busy")
         writer.execute("ROLLBACK")
     until(
         lambda: (

@@ -561,15 +561,15 @@ def test_a_process_that_lost_the_lock_publishes_nothing(caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO, "django_ratelimit_lua")
     rule()
     provider.load_ruleset()
-    triggers._compare()
+    triggers._compare_and_publish()
     caplog.clear()
     triggers._warn("%s", OSError("the database is away"))
     triggers.unpublished = "the database is away"
-    triggers._compare()
+    triggers._compare_and_publish()
     assert triggers.unpublished
     assert "published again" not in caplog.text
     get_store().execute(b"DEL", triggers._lock_key())
-    triggers._compare()
+    triggers._compare_and_publish()
     assert not triggers.unpublished
     assert "published again" in caplog.text
 
@@ -578,7 +578,7 @@ def test_publishing_in_a_transaction_waits_for_no_request() -> None:
     """It does not wait for another publication that waits for the database."""
     rule()
     may_end = threading.Event()
-    assert triggers.healing.submit(lambda: may_end.wait(60))
+    assert triggers.restoring.submit(lambda: may_end.wait(60))
     try:
         with transaction.atomic():
             assert publish() == provider.reload_ruleset().revision.number

@@ -170,12 +170,12 @@ def test_another_burst_applies_only_to_algorithms_with_bursts() -> None:
     )
     variant = f"override:{FASTER.pk}"
     other = Limit("a", "5/m", algorithm="token_bucket", burst=9, variant=variant)
-    assert FASTER.limit(bucket) == other
-    assert FASTER.limit(window) == Limit("a", "5/m", algorithm="sliding_window", variant=variant)
+    assert FASTER.apply_to(bucket) == other
+    assert FASTER.apply_to(window) == Limit("a", "5/m", algorithm="sliding_window", variant=variant)
     assert other.key_part != bucket.key_part
-    assert BLOCK.limit(bucket) is bucket
+    assert BLOCK.apply_to(bucket) is bucket
     log = Limit("a", "1/s", algorithm="sliding_log")
-    assert Override(1, "a", "limit", Rate(10**6, 1_000_000)).limit(log) is log
+    assert Override(1, "a", "limit", Rate(10**6, 1_000_000)).apply_to(log) is log
 
 
 @pytest.mark.parametrize(
