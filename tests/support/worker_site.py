@@ -226,7 +226,7 @@ def refused() -> str:
 def is_listening() -> bool:
     """Return whether this process receives changes, and knows the current rules."""
     listener.task.start()
-    return listener.is_listening and freshness._known is not None
+    return listener.is_listening and freshness._proof is not None
 
 
 def keep_waiting() -> None:
