@@ -224,7 +224,7 @@ def test_a_lost_state_is_restored(
     expected: str,
 ) -> None:
     """The breaker stays open. A process without news for twice `open_for` allows a probe."""
-    for task in (flusher, listener):
+    for task in (flusher, listener.task):
         monkeypatch.setattr(task, "start", lambda: False)
     pay = CircuitBreaker("payments", failures=1, open_for="1s")(service)
     service.error = OSError()
