@@ -130,7 +130,7 @@ def _part_words(kind: str, value: str) -> str:
 
 
 def _user_url(request: HttpRequest, user: User) -> str:
-    """Return the URL of a user's page; empty if there is none that the operator may see."""
+    """Return the URL of a user's page; empty if the operator may see no such page."""
     meta = user._meta
     if not request.user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
         return ""

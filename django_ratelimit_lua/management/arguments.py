@@ -249,13 +249,18 @@ def build_request(
     body, content_type = _make_body(sent["post"], sent["json"])
     meta = _make_meta(path, sent["get"], address, host)
     request: HttpRequest = factory.generic(method, "/", body, content_type, **meta)
-    session_key = None
-    if apps.is_installed("django.contrib.sessions"):  # Otherwise there may be no table of sessions.
-        session_key = request.COOKIES.get(settings.SESSION_COOKIE_NAME)
-    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    request.session = _open_session(request)
     request.user = user or AnonymousUser()
     request_state(request).key_values |= key_values
     return request
+
+
+def _open_session(request: HttpRequest) -> Any:
+    """Return the session that the cookie of a request names, or a new one."""
+    key = None
+    if apps.is_installed("django.contrib.sessions"):  # Otherwise there may be no table of sessions.
+        key = request.COOKIES.get(settings.SESSION_COOKIE_NAME)
+    return import_module(settings.SESSION_ENGINE).SessionStore(key)
 
 
 def _make_factory(headers: Fields, cookies: Fields) -> RequestFactory:
