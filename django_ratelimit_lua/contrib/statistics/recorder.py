@@ -163,7 +163,7 @@ class Recorder:
             is_near = False
             if result in FREE:
                 units = min(units, decision.granted)
-                is_near = any(_is_near(each) for each in charges if each.name == decided.name)
+                is_near = _is_near_limit(decided.name, charges)
                 client.units += units
                 client.allowed += 1
             else:
@@ -171,11 +171,11 @@ class Recorder:
                 if is_first_refusal and result == whole and result != SHADOW:
                     client.stopped += 1
                     is_first_refusal = False
-            kind = Kind(decided.name, result, source, time_bucket, is_near, is_first)
+            kind = (decided.name, result, source, time_bucket, is_near, is_first)
             self._add_hit(kind, units, seconds)
             is_first = False
         for name, result in results.items():  # Blocked or exempt.
-            kind = Kind(name, result, source, time_bucket, False, is_first)
+            kind = (name, result, source, time_bucket, False, is_first)
             self._add_hit(kind, 0, seconds)
             is_first = False
 
@@ -206,11 +206,17 @@ class Recorder:
                 tables.requests[request.result] += 1
         self._requests = running
 
-    def _add_hit(self, kind: Kind, units: int, seconds: float) -> None:
-        """Add a decision to those of its kind, within the bound on their number."""
+    def _add_hit(
+        self, fields: tuple[str, str, str, int, bool, bool], units: int, seconds: float
+    ) -> None:
+        """Add a decision to those of its kind, within the bound on their number.
+
+        `fields`: those of the `Kind`, as a tuple, which costs a hit less.
+        """
         kinds = self._tables.kinds
-        hits = kinds.get(kind)
+        hits = kinds.get(fields)  # type: ignore[call-overload]
         if hits is None:
+            kind = Kind(*fields)
             kind = kind._replace(name=shortened(kind.name))
             if len(kinds) >= MAX_KINDS and kind not in kinds:
                 kind = kind._replace(name=OTHER)
@@ -283,8 +289,13 @@ class Recorder:
         return deadline.wait(lambda seconds: self._flushing.acquire(timeout=seconds))
 
 
-def _is_near(decided: DecidedCharge) -> bool:
-    return decided.state.used >= NEAR * decided.charge.limit.rate.limit
+def _is_near_limit(name: str, charges: Sequence[DecidedCharge]) -> bool:
+    """Return whether the limit of one of a rule's charges is nearly used up."""
+    for decided in charges:
+        near = NEAR * decided.charge.limit.rate.limit
+        if decided.state.used >= near and decided.name == name:
+            return True
+    return False
 
 
 recorder = Recorder()
