@@ -272,7 +272,7 @@ def _wrapped_functions(function: Any) -> list[Any]:
 def _running_methods(class_view: object, cls: type, method: str | None) -> list[str]:
     """Return the names of the methods of a class that run for requests of an HTTP method.
 
-    If `method` is None, all HTTP methods are included, and for a `ViewSet` its other URLs as well.
+    Without a `method`, all HTTP methods are included, and for a `ViewSet` its other URLs as well.
     """
     actions: dict[str, str] = getattr(class_view, "actions", None) or {}
     handlers = list(getattr(cls, "http_method_names", ()))
