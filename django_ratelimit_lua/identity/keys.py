@@ -407,7 +407,7 @@ def _unknown_field_error(field: str) -> LimitError:
 def operator_label(name: str) -> str:
     """Return the name of a key for operators. A field is returned unchanged.
 
-    >>> operator_label("ip"), key_label("post:username")
+    >>> operator_label("ip"), operator_label("post:username")
     ('address', 'post:username')
     """
     key = BUILT_IN.get(name) or registered_keys().get(name)
