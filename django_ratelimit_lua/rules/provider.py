@@ -104,7 +104,7 @@ Redis is unavailable; or the last known ones, at the revision of newer ones that
 
 _snapshot: Snapshot | None = None
 _changes = 0
-"""How often the settings have changed: rules that were read by others are not gone by."""
+"""How often the settings have changed. Rules that were loaded before are not used."""
 _lock = Lock()
 _loading = JobRunner()
 _unread: tuple[bytes, bytes | None] | None = None
@@ -113,7 +113,8 @@ _compare_at = float("-inf")
 
 
 @renew_after_fork
-def _renew() -> None:
+def _renew_lock() -> None:
+    """Replace the lock, which another thread of the parent process may have held."""
     global _lock
     _lock = Lock()
 
