@@ -83,7 +83,7 @@ class RateLimitMiddleware:
             state.running.remove(())
 
     def _get_response(self, request: HttpRequest, state: RequestState) -> HttpResponseBase:
-        """Return the response of the view. If there is none, the slots are released."""
+        """Return the response of the view, and release the slots if the view raises."""
         try:
             return cast(HttpResponseBase, self.get_response(request))
         except BaseException as error:

@@ -344,7 +344,7 @@ class LimitTemplate:
         return options
 
     def limits_or_example(self, name: str) -> tuple[Limit, ...]:
-        """Return the limits of the constant rates. If there are none, return one as an example."""
+        """Return the limits of the constant rates, or one example if all rates are callables."""
         limits = self.limits(name)
         if limits:
             return limits

@@ -564,7 +564,7 @@ def _release_after_view(request: Request, state: RequestState, view: APIView, he
 def decision_for(request: Request, view: APIView, caller: SimpleRateThrottle) -> States:
     """Return the states for a throttle, from the decision for its view, or from a new one.
 
-    There are none if the throttle counts nothing.
+    The states are empty if the throttle counts nothing.
     """
     state = request_state(request)
     decision: ViewDecision | None = state.throttles
