@@ -274,7 +274,7 @@ class RateLimitOverride(AuditedModel):
     def _computed_digests(self) -> list[str]:
         """Return the digests of the subject with all known keys, that of the current key first.
 
-        An override for the value of a field has no computed digest, because the value is not stored.
+        An override for the value of a field has none: the value is not stored.
         """
         if self.client_digest:
             return [self.client_digest]
