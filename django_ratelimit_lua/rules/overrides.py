@@ -221,8 +221,10 @@ class Overrides:
         self._parsed: dict[str, Sequence[Override]] = {}
         unknown: set[str] = set()
         for section in sections:
-            unknown |= self._add_fields(section.get("fields", {}))
-            self._add_entries(section.get("entries", {}))
+            if section.get("entries"):
+                self._add_entries(section["entries"])
+            if section.get("fields"):
+                unknown |= self._add_fields(section["fields"])
         self.problems = [
             f"overrides by {field!r} match no request: the key is not registered"
             for field in sorted(unknown)

@@ -205,6 +205,8 @@ def parse_sections(texts: Sequence[bytes | None], known: Sequence[Part]) -> list
     for text, known_section in zip(texts, known, strict=True):
         if text is None:  # Nothing is published.
             sections.append({})
+        elif text == b"" and known_section is not _EMPTY:
+            sections.append(known_section)
         else:
             sections.append(parse_part(text, SECTION_MEMBERS, known_section))
     return sections

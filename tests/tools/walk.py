@@ -15,8 +15,10 @@ from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
-INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")
-"""No functions of their own since Python 3.12; before, they do not count either."""
+INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+"""Comprehensions are no functions of their own since Python 3.12, and a generator expression is
+entered for each item.
+"""
 PACKAGE = Path(__file__).parents[2] / "django_ratelimit_lua"
 
 
