@@ -25,7 +25,7 @@ from ..limits.rate import Rate
 from ..models import RateLimitOverride, RateLimitRule
 from ..operations.known_limits import LimitInCode, limits_named, place_words
 from ..rules import RuleError, compile
-from ..rules.rule import is_unwritable
+from ..rules.rule import is_storable
 from ..rules.ruleset import settings_rules
 from ..views.call_sites import SETTINGS, CallSite, constant_limits, replaced_call_sites
 from .forms import Values, form_values
@@ -176,7 +176,7 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied
         name = request.GET.get("name", "")
         row = None
-        may_be_stored = not is_unwritable(name)
+        may_be_stored = is_storable(name)
         if may_be_stored:
             row = RateLimitRule.objects.filter(name=name).first()
         limits = limits_named(name)

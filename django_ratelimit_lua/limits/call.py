@@ -65,6 +65,13 @@ class Charge(NamedTuple):
     cost: int = 1
 
 
+class Tags(NamedTuple):
+    """The tags of a revision: that of the rules, and that of the overrides."""
+
+    rules: bytes = b""
+    overrides: bytes = b""
+
+
 class Revision(NamedTuple):
     """A state of the rules and overrides: the number of changes so far, and the text to compare.
 
@@ -91,10 +98,9 @@ class Revision(NamedTuple):
             raise ValueError(f"invalid revision: {text[:80]!r}")
         return cls(int(match[1]), text)
 
-    def tags(self) -> tuple[bytes, bytes]:
-        """Return the tag of the rules, and that of the overrides; empty before the first change."""
-        _number, rules, overrides = [*self.text.split(b"-"), b"", b""][:3]
-        return rules, overrides
+    def tags(self) -> Tags:
+        """Return the tags, which are empty before the first change."""
+        return Tags(*self.text.split(b"-")[1:])
 
 
 NO_RULES = Revision(0, b"0")

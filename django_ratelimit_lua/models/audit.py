@@ -274,27 +274,30 @@ def _write_history(using: str, lines: Sequence[RateLimitChange]) -> None:
     sections = {section_number(line.object_id) for line in overrides if line.object_id is not None}
     has_rules = len(overrides) < len(lines)
     raised = RateLimitRevision.increment(using, rules=has_rules, sections=sections)
+    entries = lines
     if len(lines) > MAX_RECORDED:
         name = _("%(number)d rows") % {"number": len(lines)}
-        lines = [
+        entries = [
             RateLimitChange(
                 by=lines[0].by, kind=lines[0].kind, action=RateLimitChange.Action.BULK, name=name
             )
         ]
-    for line in lines:
-        line.revision = raised.revision
-    RateLimitChange.objects.using(using).bulk_create(lines, batch_size=BATCH)
+    for entry in entries:
+        entry.revision = raised.revision
+    RateLimitChange.objects.using(using).bulk_create(entries, batch_size=BATCH)
     rules_changed.send(RateLimitRevision, using=using)
 
 
 def _merge_by_row(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
-    """Return one entry for each row, from before its first change to after its last."""
+    """Change the first entry of each row to end with the row's last version, and return it.
+
+    Rows that are in the end as they were before have no entry.
+    """
     merged: dict[tuple[str, int | None], RateLimitChange] = {}
     for line in lines:
         first = merged.setdefault((line.kind, line.object_id), line)
-        if first is not line:
-            first.name = line.name
-            _set_specs(first, first.before, line.after)
+        first.name = line.name
+        _set_specs(first, first.before, line.after)
     return [line for line in merged.values() if line.before != line.after]
 
 

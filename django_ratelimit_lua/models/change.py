@@ -114,16 +114,14 @@ class RateLimitRevision(models.Model):
         """
         rows = cls.objects.using(using).filter(pk=cls.ROW)
         number = Greatest(F("revision"), beyond) + 1
+        unchanged = rows
         if seen is not None:
-            as_seen = rows.filter(
+            unchanged = rows.filter(
                 revision=seen.revision, rules=seen.rules, overrides=seen.overrides
             )
-            is_raised = bool(as_seen.update(revision=number))
-            if not is_raised and rows.exists():
+        if not unchanged.update(revision=number):
+            if seen is not None and rows.exists():
                 return cls.read(using)  # Another process has raised it.
-        else:
-            is_raised = bool(rows.update(revision=number))
-        if not is_raised:
             rows.get_or_create(pk=cls.ROW)
             rows.update(revision=number)
         raised = cls.read(using)

@@ -261,7 +261,7 @@ class RateLimitOverride(AuditedModel):
         self.kind = kind
 
     def _subject_kind(self) -> str:
-        """Return the kind of the subject, see `rules.overrides`."""
+        """Return the kind of the subject: `DIGEST`, a field, the size of a network, or `USER`."""
         if self.client_digest:
             return DIGEST
         if self.field:
@@ -480,7 +480,10 @@ PUBLISHED = ("id", "rule", "effect", "starts", "ends", "rate", "burst", "forbids
 
 
 def published_entry(row: Mapping[str, Any]) -> Entry:
-    """Return an override as it is published, see `Override.parse`, from the fields `PUBLISHED`."""
+    """Return an override, of which the fields `PUBLISHED` are given, as `Override.parse` reads it.
+
+    Empty values at the end are left out.
+    """
     options: dict[str, object] = {}
     if row["effect"] == RateLimitOverride.Effects.LIMIT:
         options = {name: row[name] for name in ("rate", "burst")}

@@ -41,6 +41,7 @@ class OptionsDecoder(json.JSONDecoder):
 
 
 def _number(digits: str) -> int | str:
+    """Return the number, or the digits themselves if they are too many for Python."""
     try:
         return int(digits)
     except ValueError:
@@ -236,7 +237,7 @@ class RateLimitRule(AuditedModel):
         super().save(*args, **kwargs)
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Check only these columns, see `_INDEPENDENT`. Raises `RuleError`."""
+        """Check only these columns, as those of a rule that is valid. Raises `RuleError`."""
         values = {column: getattr(self, column) for column in columns}
         exemption = {"name": "?", "path": "/", "exempt": True}  # The simplest valid rule.
         rules.compile({**exemption, **values}, plain=True, where=WHERE)

@@ -48,6 +48,8 @@ class DatabaseJobRunner(JobRunner):
     """Runs jobs with their own database connections, which see only committed rows."""
 
     def submit(self, job: Callable[[], T]) -> Future[T] | None:
+        """Run a job in a thread, and close its connections. None: no thread can be started."""
+
         def close_after() -> T:
             try:
                 return job()
@@ -189,6 +191,7 @@ def _publish_once(using: str, *, take_over: bool) -> int | None:
             return row.revision
         is_of_other_history = row.revision <= published.revision.number
         if lacks_digests or is_of_other_history:
+            # The rows are published at a higher number, with the next try.
             RateLimitRevision.increment(
                 using,
                 rules=False,
@@ -197,7 +200,8 @@ def _publish_once(using: str, *, take_over: bool) -> int | None:
                 seen=row,
             )
             return None
-        rules, sections = _read_parts(using, row, published)
+        rules = _read_changed_rules(using, row, published)
+        sections = _read_changed_sections(using, row, published)
         # If each statement sees later commits, these may be the rules of two revisions.
         if RateLimitRevision.read(using) != row:
             return None
@@ -252,8 +256,7 @@ def _lacks_digests(row: RevisionRow, published: Published) -> bool:
     """Return whether published sections that would stay lack digests with the current keys."""
     if published.keys == key_ids():
         return False
-    _rules, overrides = published.revision.tags()
-    if overrides == row.overrides.encode():
+    if published.revision.tags().overrides == row.overrides.encode():  # All sections would stay.
         return key_id() not in published.keys.split(",")
     return len(_changed_sections(row, published)) < SECTIONS
 
@@ -267,19 +270,27 @@ def _changed_sections(row: RevisionRow, published: Published) -> Collection[int]
     return [number for number, tag in tags if published_tags.get(number) != tag]
 
 
-def _read_parts(using: str, row: RevisionRow, published: Published) -> tuple[bytes, list[bytes]]:
-    """Return the rules and the sections. Those that are published already are empty."""
-    rules = b""
-    tag, _overrides = published.revision.tags()
-    if published.database != row.database or tag != row.rules.encode():
-        rules = encode_part(read_rules(using, row))
+def _read_changed_rules(using: str, row: RevisionRow, published: Published) -> bytes:
+    """Return the encoded rules; empty if they are published already."""
+    is_same_database = published.database == row.database
+    if is_same_database and published.revision.tags().rules == row.rules.encode():
+        return b""
+    return encode_part(read_rules(using, row))
+
+
+def _read_changed_sections(using: str, row: RevisionRow, published: Published) -> list[bytes]:
+    """Return all encoded sections. Those that are published already are empty.
+
+    If the keys of digests have changed, also store the digests that were made with removed keys
+    anew.
+    """
     sections = [b""] * SECTIONS
     changed = _changed_sections(row, published)
     for number, section in read_sections(using, row, changed).items():
         sections[number] = encode_part(section)
     if changed and published.keys != key_ids():
         _redigest_subjects(using)
-    return rules, sections
+    return sections
 
 
 def _publish_in_thread(**options: bool) -> int:

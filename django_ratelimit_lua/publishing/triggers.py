@@ -64,9 +64,9 @@ def restore_rules(seconds: float, rebuild: bool = False) -> bool:
 
 
 def _publish_or_retry(failure: str, *, rebuild: bool = False) -> bool:
-    """Publish the rules of the database.
+    """Publish the rules of the database, and return whether that succeeded.
 
-    Return whether they are published. If another try may succeed, it is made in the background.
+    A failure is reported. If another try may succeed, it is made in the background.
     """
     global unpublished, _pause
     try:
@@ -121,7 +121,7 @@ def _read_or_warn(using: str) -> Snapshot | None:
 
 
 def check_published() -> None:
-    """Publish the rules of the database, in a thread, if the published rules differ.
+    """Start to compare the published rules with the database, and to publish if they differ.
 
     Without an edit, they differ if the database was restored from a backup, if its replica has
     taken over without the last edits, or if the published rules are lost or old and no process has
@@ -241,7 +241,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
 
 
 def _report_failure(message: str, error: Exception) -> bool:
-    """Report a failure, and return whether to try again. Before a migration, that is useless."""
+    """Report a failure, and return whether to try again: not if a migration is missing."""
     problem = migration_problem()
     if _is_migrating or not problem:
         _warn(message, error)

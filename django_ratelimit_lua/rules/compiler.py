@@ -23,7 +23,7 @@ from ..limits.values import Check, Choice, Text, Whole
 from .conditions import parse_methods
 from .errors import RuleError
 from .options import MAX_LENGTHS, MODES, NAMES, field_names, has_value, place_options, rule_options
-from .rule import EVERYONE, Rule, Spec, is_unwritable
+from .rule import EVERYONE, Rule, Spec, is_storable
 from .template import CompiledRate, LimitTemplate, as_list, as_rates, compile_rate, tier_key
 
 TIER_FIELDS = ("group", "rate", "burst")
@@ -96,7 +96,7 @@ class _SpecCompiler:
         has_place = bool(spec.get("path")) or spec.get("route") is not None or group is not None
         is_elsewhere = not has_place and any(map(spec.get, place_options()))
         if not (has_place or is_elsewhere or spec.get("exempt")):
-            group = name
+            group = name  # The rule replaces the call sites of its name.
         extra = self.compile_options()
         cost = extra.get("cost", spec.get("cost"))
         needs_key = group != name and not is_elsewhere
@@ -156,7 +156,9 @@ class _SpecCompiler:
         self.attempt("key", self.compile_key, False)
         if spec.get("rate") is not None:
             self.attempt("rate", self.compile_rates, spec["rate"])
-        self.attempt("tiers", self.compile_tiers, lambda rates, _burst: LimitTemplate(None, rates))
+        self.attempt(
+            "tiers", self.compile_tiers, lambda rates, _options: LimitTemplate(None, rates)
+        )
         for field, option in OPTIONS.items():
             if field not in _CHECKS:
                 self.attempt(field, self.check_value, field, option.check)
@@ -164,7 +166,7 @@ class _SpecCompiler:
     def check_text(self, field: str, text: str) -> None:
         """Raise if the text of a field has characters that are invisible or cannot be stored."""
         has_lines = field in ("description", "message")
-        if is_unwritable(text) or (not has_lines and re.search(_CONTROL_CHARACTERS, text)):
+        if not is_storable(text) or (not has_lines and re.search(_CONTROL_CHARACTERS, text)):
             raise LimitError(
                 f"{field} is {text!r}: must be text in one line, without control characters"
             )
@@ -247,7 +249,10 @@ class _SpecCompiler:
         return tuple(names)
 
     def compile_key(self, needs_key: bool) -> Key | None:
-        """Return the key to count by. Raises if it is missing, unknown, or refers to code."""
+        """Return the key to count by; None: the rule needs no key of its own.
+
+        Raises if a needed key is missing, and if a key is unknown or refers to code.
+        """
         value = self.spec.get("key")
         if not value and needs_key:
             raise LimitError(_("Choose what to count by, for example ip: the client address"))
@@ -284,16 +289,17 @@ class _SpecCompiler:
             self.attempt("", read_options, {"algorithm": conf.ALGORITHM, **options})
             return None
 
-        def compile_with(rates: object, burst: object) -> LimitTemplate:
-            return LimitTemplate.compiled(name, key, rates, cost, options | burst)
+        def compile_with(rates: object, tier_options: object) -> LimitTemplate:
+            return LimitTemplate.compiled(name, key, rates, cost, options | tier_options)
 
         template = self.attempt("rate", compile_with, rates, {})
         if template is None:
             return None
         number_of_bans = len(template.ban_key_parts(name))
 
-        def compile_tier(rates: object, burst: object) -> LimitTemplate:
-            tier = compile_with(rates, burst)
+        def compile_tier(rates: object, tier_options: object) -> LimitTemplate:
+            """Return the template of a tier. Raises `LimitError` if the rule's bans do not fit."""
+            tier = compile_with(rates, tier_options)
             if number_of_bans not in (0, len(tier.rates)):
                 text = _(
                     "A ban holds in every tier: write as many rates as the rule has (%(number)d)"
@@ -455,11 +461,11 @@ def compile(
     (('/api/',), 'ip')
     """
     name = _check_name(spec, where)
-    where = f"{where}: rule {name!r}"
+    place = f"{where}: rule {name!r}"
     if not plain:
-        refuse_absent(spec, where)
-    _refuse_unknown_fields(spec, where)
-    return _SpecCompiler(spec, where, plain=plain).compile_rule(name, pk)
+        refuse_absent(spec, place)
+    _refuse_unknown_fields(spec, place)
+    return _SpecCompiler(spec, place, plain=plain).compile_rule(name, pk)
 
 
 def _check_name(spec: object, where: str) -> str:

@@ -232,6 +232,7 @@ def network_condition(names: Sequence[str]) -> Condition:
             raise LimitError(text, name=name, names=", ".join(conf.NETWORKS) or "none")
 
     def is_met(request: HttpRequest) -> bool:
+        """Return whether the client is in a wanted network, if any, and in no unwanted one."""
         containing = set()
         address = client_address(request).address
         for name in wanted + unwanted:

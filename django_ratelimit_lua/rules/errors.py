@@ -46,6 +46,7 @@ class RuleError(ImproperlyConfigured):
         self._set_text(text)
 
     def _set_text(self, text: str) -> None:
+        """Set the text of the error, with the place and the tier in front."""
         if self.tier:
             text = f"tier of {self.tier!r}: {text}"
         if self.where:
@@ -62,9 +63,9 @@ class RuleError(ImproperlyConfigured):
             return cls(field, str(error), where=where, tier=tier)
         if error.field and not tier:
             field = error.field
-        self = cls(field, error.text, error.params, where=where, tier=tier)
-        self._set_text(error.args[0])
-        return self
+        rule_error = cls(field, error.text, error.params, where=where, tier=tier)
+        rule_error._set_text(error.args[0])
+        return rule_error
 
     @classmethod
     def of_all(cls, errors: Sequence[RuleError]) -> RuleError:

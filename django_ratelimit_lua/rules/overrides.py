@@ -106,14 +106,15 @@ class Override(NamedTuple):
         return max(self.ends - now, 1) / SECOND
 
     def apply_to(self, limit: Limit) -> Limit:
-        """Return a limit with this override's numbers, or the limit itself if they do not fit.
+        """Return a limit with the rate and burst of this override.
 
         It has a count of its own, which all tiers of a rule share. If its algorithm has no burst,
-        only the rate is changed. Numbers that do not fit are logged.
+        only the rate is changed. If the override has no rate, or they do not fit, the limit is
+        returned as it is.
         """
         if self.rate is None:
             return limit
-        return _with_numbers(limit, self.rate, self.burst, f"override:{self.pk}")
+        return _with_rate(limit, self.rate, self.burst, f"override:{self.pk}")
 
 
 _ADDRESS_BITS = {4: 32, 6: 128}
@@ -131,12 +132,14 @@ def _parse_rate(rule: str, text: str, burst: int | None) -> Rate:
 
 
 @lru_cache(maxsize=4096)
-def _with_numbers(limit: Limit, rate: Rate, burst: int | None, variant: str) -> Limit:
-    """Return a limit with other numbers, see `Override.apply_to`; cached."""
-    if "burst" not in algorithms.find(limit.algorithm).options:
-        burst = None
+def _with_rate(limit: Limit, rate: Rate, burst: int | None, variant: str) -> Limit:
+    """Return a limit with another rate and burst, or the limit if they do not fit; cached.
+
+    The burst is ignored if the algorithm of the limit has none. An error is logged.
+    """
+    has_burst = "burst" in algorithms.find(limit.algorithm).options
     try:
-        return limit.at_rate(rate, burst, variant)
+        return limit.at_rate(rate, burst if has_burst else None, variant)
     except LimitError as error:
         logger.error("An override is skipped: %s", error)
         return limit
@@ -184,7 +187,7 @@ def strength(kind: str) -> int:
 
 
 def find_strongest(overrides: Iterable[Override], rule: str, now: int) -> Override | None:
-    """Return the override in force for a rule: that of the most specific client.
+    """Return the override in force for a rule: that of the most specific client; None: no override.
 
     For the same client, an override of the rule precedes one of all rules, a block precedes an
     exemption, an exemption another limit, and a newer override an older one.
@@ -198,7 +201,7 @@ def find_strongest(overrides: Iterable[Override], rule: str, now: int) -> Overri
 
 
 def _precedence(override: Override) -> tuple[int, bool, int, int]:
-    """Return the sort key of an override, see `find_strongest`."""
+    """Return the sort key of an override: that of the strongest one is the greatest."""
     effect = -EFFECTS.index(override.effect)
     return override.strength, override.rule != EVERY_RULE, effect, override.pk
 
@@ -214,7 +217,7 @@ class Overrides:
     """
 
     def __init__(self, sections: Sequence[Mapping[str, Any]]) -> None:
-        """Use the sections of a snapshot, see `snapshot.Snapshot`."""
+        """Index the sections of overrides of a published snapshot."""
         self.is_blocking = any(section.get("blocks", False) for section in sections)
         self.fields: dict[str, dict[str, None]] = {}
         self._entries: dict[str, Sequence[Entry]] = {}
@@ -282,18 +285,22 @@ class Overrides:
         return dict.fromkeys(field for rule in names for field in self.fields.get(rule, ()))
 
     def find_by_identity(self, kind: str, identity: Identity) -> Iterator[Override]:
-        """Yield the overrides of a user, or of the value of a field."""
+        """Yield the overrides of a user, or of the value of a field.
+
+        The overrides of all users are published by their digest with one key. A value is not
+        stored, so its overrides are published by the digest with the key of that time.
+        """
         secrets = self._secrets if kind == USER else self._value_secrets
         for secret in secrets:
             yield from self.find_by_digest(kind, digest(identity, secret))
 
     def find_by_digest(self, kind: str, subject: bytes) -> Sequence[Override]:
         """Return the overrides of a user, or of the value of a field, by its digest."""
-        return self._parse(value_key(kind, subject.decode()), kind, subject)
+        return self._parse_entries(value_key(kind, subject.decode()), kind, subject)
 
     def find_by_client(self, subject: bytes) -> Sequence[Override]:
         """Return the overrides of the client with a digest."""
-        return self._parse(client_key(subject.decode()), DIGEST, subject)
+        return self._parse_entries(client_key(subject.decode()), DIGEST, subject)
 
     def find_by_address(self, address: Address) -> Iterator[Override]:
         """Yield the overrides of the networks that contain an address, the smallest first."""
@@ -305,10 +312,10 @@ class Overrides:
             elif key in self._entries:
                 prefix_length = address.max_prefixlen - network.host_bits
                 subject = ip_network(f"{address}/{prefix_length}", strict=False)
-                yield from self._parse(key, network.kind, digest(network_identity(subject)))
+                yield from self._parse_entries(key, network.kind, digest(network_identity(subject)))
 
-    def _parse(self, key: str, kind: str, subject: bytes) -> Sequence[Override]:
-        """Return the overrides under a key; those that cannot be parsed are logged."""
+    def _parse_entries(self, key: str, kind: str, subject: bytes) -> Sequence[Override]:
+        """Return the overrides under a key, parsed once; those that cannot be parsed are logged."""
         if key not in self._entries:
             return ()
         if key not in self._parsed:

@@ -172,9 +172,7 @@ def get_ruleset() -> Ruleset | None:
         _start_comparison()
     if _ruleset is None and _snapshot is not None:
         # Only the settings have changed.
-        fence = None
-        if apps.is_installed(APP):
-            fence = rules_key()
+        fence = rules_key() if apps.is_installed(APP) else None
         _put_in_force(Ruleset(settings_rules(), _snapshot, fence), _changes)
     return _ruleset
 
@@ -229,7 +227,11 @@ def _load_in_thread(stale: StaleRules | None) -> None:
 
 
 def _load(stale: StaleRules | None, deadline: Deadline) -> Ruleset:
-    """Load the rules in this thread; see `load_ruleset`."""
+    """Load the rules in this thread, and return the rules to use.
+
+    Those are the known ones if the lock is not free in time, if another thread has loaded the
+    current ones, or if Redis is unavailable.
+    """
     lock = _lock
     if not _acquire_lock(lock, deadline):
         return _ruleset or Ruleset(settings_rules())
@@ -241,13 +243,16 @@ def _load(stale: StaleRules | None, deadline: Deadline) -> Ruleset:
         declared = settings_rules() if older is None else older.declared
         if not apps.is_installed(APP):
             logger.warning("%s", NOT_INSTALLED)
-            return _put_in_force(Ruleset(declared), changes)
+            ruleset = Ruleset(declared)
+            _put_in_force(ruleset, changes)
+            return ruleset
         choice = _choose_or_keep(older, deadline)
         if choice is None:
             assert older is not None
             return older
         ruleset = _build_ruleset(declared, choice.snapshot, older)
-        return _put_in_force(ruleset, changes, is_blind=choice.is_blind)
+        _put_in_force(ruleset, changes, is_blind=choice.is_blind)
+        return ruleset
     finally:
         lock.release()
 
@@ -260,16 +265,18 @@ class _Choice(NamedTuple):
 
 
 def _choose_or_keep(older: Ruleset | None, deadline: Deadline) -> _Choice | None:
-    """Return the snapshot to use; None: Redis is unavailable, and `older` stays in force."""
+    """Return the snapshot to use, and record whether Redis has answered.
+
+    None: Redis is unavailable, and `older` stays in force.
+    """
     global _unanswered_at, is_answered
     try:
         choice = _choose_snapshot(older, deadline)
+        is_answered = True
+        return choice
     except StoreError:
         _unanswered_at = Clock.monotonic()
         is_answered = False
-    else:
-        is_answered = True
-        return choice
     if older is not None:
         return None
     snapshot = _read_from_database(deadline, NO_RULES) or NO_SNAPSHOT
@@ -281,7 +288,7 @@ def _build_ruleset(declared: Sequence[Rule], snapshot: Snapshot, older: Ruleset 
     if older is None:
         return Ruleset(declared, snapshot, rules_key())
     if snapshot.rules is older.snapshot.rules:
-        ruleset = older.renewed(snapshot, rules_key())
+        ruleset = older.with_overrides_of(snapshot, rules_key())
     else:
         ruleset = Ruleset(declared, snapshot, rules_key(), older)
     if snapshot is older.snapshot:  # Nothing is published.
@@ -289,27 +296,24 @@ def _build_ruleset(declared: Sequence[Rule], snapshot: Snapshot, older: Ruleset 
     return ruleset
 
 
-def _put_in_force(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset:
-    """Use these rules from now on, unless settings have changed since `changes` was read.
+def _put_in_force(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> None:
+    """Use these rules from now on, report their problems, and clear caches of earlier rules.
 
-    Report their problems, and clear the caches that depend on earlier rules.
+    Do nothing if the settings have changed since `changes` was read. `is_blind`: the database has
+    not replied yet, and its rules are used as soon as it does.
     """
     global _ruleset, _blind
     if changes != _changes:
-        return ruleset
-    _ruleset = ruleset
-    _blind = None
-    if is_blind:
-        _blind = ruleset
-    if is_foreign(ruleset.snapshot.database):
-        _ruleset = None  # The id of our own database became known meanwhile, see `set_database`.
+        return
+    _blind = ruleset if is_blind else None
+    # The id of our own database may have become known while the rules were loaded.
+    _ruleset = None if is_foreign(ruleset.snapshot.database) else ruleset
     if ruleset.snapshot is not NO_SNAPSHOT:
         problems.record_ruleset(
             {name: rule.spec for name, rule in ruleset.by_name.items()}, ruleset.problems
         )
     for function in on_new_rules:
         function()
-    return ruleset
 
 
 def _acquire_lock(lock: Lock, deadline: Deadline) -> bool:
@@ -357,11 +361,13 @@ def _use_late_snapshot(as_of: Revision, snapshot: Snapshot) -> None:
     they would replace.
     """
     with _lock:
-        before = _blind
-        if before is not None and _ruleset is before and before.revision == as_of:
-            if before.snapshot is not NO_SNAPSHOT:  # As of the revision that cannot be read.
-                snapshot = snapshot._replace(revision=as_of)
-            _put_in_force(Ruleset(before.declared, snapshot, before.fence, before), _changes)
+        blind = _blind
+        if blind is None or _ruleset is not blind or blind.revision != as_of:
+            return
+        if blind.snapshot is not NO_SNAPSHOT:
+            # The published rules cannot be read, and are read again only at another revision.
+            snapshot = snapshot._replace(revision=as_of)
+        _put_in_force(Ruleset(blind.declared, snapshot, blind.fence, blind), _changes)
 
 
 def _choose_snapshot(ruleset: Ruleset | None, deadline: Deadline) -> _Choice:
@@ -392,14 +398,18 @@ def _choose_snapshot(ruleset: Ruleset | None, deadline: Deadline) -> _Choice:
 
 
 def reload_ruleset(deadline: Deadline | None = None) -> Ruleset:
-    """Load the published rules again. Like `load`, this function blocks and may raise."""
+    """Load the published rules again, and return them.
+
+    This function blocks, and raises `ImproperlyConfigured` for the rules of the settings.
+    """
     return load_ruleset(StaleRules(UNKNOWN), deadline)
 
 
 def refresh_ruleset(deadline: Deadline | None = None) -> Ruleset:
     """Return the published rules, which are loaded only if they have changed.
 
-    Like `load`, this function blocks and may raise.
+    This function blocks. Raises `StoreError`, and `ImproperlyConfigured` for the rules of the
+    settings.
     """
     ruleset = _ruleset
     if ruleset is None or ruleset.fence is None or not compare_with_published(loads=False):
@@ -408,27 +418,27 @@ def refresh_ruleset(deadline: Deadline | None = None) -> Ruleset:
 
 
 def compare_with_published(*, loads: bool) -> bool:
-    """Return whether the rules of this process are the published ones.
+    """Compare the rules of this process with the published ones, and return whether they match.
 
     If not, caches are cleared. With `loads`, the new rules are loaded here and compared again;
     otherwise the next request loads them. It is for background work. Raises `StoreError`.
     """
-    if _is_published(_ruleset):
+    if _confirm_published(_ruleset):
         return True
     mark_stale()
     if not loads:
         return False
     reload_ruleset(Deadline(ASK_SECONDS))
-    if _is_published(_ruleset):
+    if _confirm_published(_ruleset):
         return True
     mark_stale()
     return False
 
 
-def _is_published(ruleset: Ruleset | None) -> bool:
-    """Return whether Redis has the revision of a ruleset, and record when it had.
+def _confirm_published(ruleset: Ruleset | None) -> bool:
+    """Compare a ruleset with the revision in Redis. If they match, record when, and return True.
 
-    A ruleset without a revision is never stale. Raises `StoreError`.
+    Rules that are not compared, or not loaded yet (None), always match. Raises `StoreError`.
     """
     if ruleset is None or ruleset.fence is None:
         return True
@@ -502,49 +512,57 @@ class _Fetched(NamedTuple):
 
 
 def _fetch_snapshot(deadline: Deadline, ruleset: Ruleset | None) -> _Fetched:
-    """Return the published snapshot, without parts that `ruleset` has already.
+    """Return the published snapshot, whose unchanged parts are those of `ruleset`.
 
-    It cannot be used if it is unreadable or belongs to another database. Raises `StoreError`.
+    If it is unreadable or belongs to another database, report that. Raises `StoreError`.
     """
     known = NO_SNAPSHOT if ruleset is None else ruleset.snapshot
     tags = [known.rules.get("tag", "").encode(), join_tags(known.overrides)]
     reply = get_store().run(_READ, [rules_key()], tags, deadline)
     if len(reply) != 4 + SECTIONS or not all(isinstance(part, (bytes, NoneType)) for part in reply):
         raise StoreError(f"unexpected reply to a request for the rules: {reply!r:.80}")
+    fetched = _parse_reply(reply, known)
+    if fetched.problem is not None:
+        _report_unreadable(reply[0], fetched.problem)
+    if check_owner(fetched.snapshot.database):
+        return fetched
+    return _Fetched(fetched.snapshot, UnreadableError(problems.owner, is_kept=True))
+
+
+def _parse_reply(reply: Sequence[bytes | None], known: Snapshot) -> _Fetched:
+    """Return the snapshot in a reply of `rules/read.lua`, with the unchanged parts of `known`."""
     number, owner, form, rules, *sections = reply
     snapshot = Snapshot(NO_RULES, (owner or b"").decode(errors="replace"))
-    problem = None
     try:
         snapshot = snapshot._replace(revision=Revision.read(number or b"0"))
         check_format(form or b"0")
-        snapshot = snapshot._replace(
+        parsed = snapshot._replace(
             rules=parse_part(rules, RULES_MEMBERS, known.rules),
             overrides=parse_sections(sections, known.overrides),
         )
+        return _Fetched(parsed)
     except UnreadableError as error:
-        problem = error
+        return _Fetched(snapshot, error)
     except ValueError as error:
-        problem = UnreadableError(f"{type(error).__name__}: {str(error)[:200]}")
-    if problem is not None:
-        _report_unreadable(number, problem)
-    owner = snapshot.database
-    if (owner == database and not problems.owner) or check_owner(owner):
-        return _Fetched(snapshot, problem)
-    return _Fetched(snapshot, UnreadableError(problems.owner, is_kept=True))
+        return _Fetched(snapshot, UnreadableError(f"{type(error).__name__}: {str(error)[:200]}"))
 
 
 def _report_unreadable(number: bytes | None, problem: UnreadableError) -> None:
     """Log that the published rules cannot be read, once for each revision."""
     global _unread
-    if _unread != (rules_key(), number):
-        _unread = (rules_key(), number)
+    unread = (rules_key(), number)
+    if _unread != unread:
+        _unread = unread
         logger.error(
             "The rules in Redis cannot be read; the last valid rules stay in force: %s", problem
         )
 
 
 def _drop_rules(snapshot: Snapshot | None) -> None:
-    """Drop the rules of this process. With a snapshot, its rules are used next."""
+    """Drop the rules of this process, and those that are being loaded.
+
+    The next request uses the rules of the snapshot and of the settings; None: it loads a snapshot.
+    """
     global _ruleset, _snapshot, _changes
     _changes += 1
     _ruleset = None
@@ -553,10 +571,7 @@ def _drop_rules(snapshot: Snapshot | None) -> None:
 
 def _reread_settings() -> None:
     """Compile the rules of the settings again. The published ones stay."""
-    snapshot = _snapshot
-    if _ruleset is not None:
-        snapshot = _ruleset.snapshot
-    _drop_rules(snapshot)
+    _drop_rules(_snapshot if _ruleset is None else _ruleset.snapshot)
 
 
 def _forget_published() -> None:

@@ -24,13 +24,13 @@ Outcome = Callable[[HttpRequest, Any], object]
 """
 
 
-def is_unwritable(text: str) -> bool:
-    """Return whether no database takes a text: it has a NUL or a lone surrogate."""
+def is_storable(text: str) -> bool:
+    """Return whether every database can store a text: it has neither a NUL nor a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return True
-    return "\0" in text
+        return False
+    return "\0" not in text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -217,23 +217,22 @@ class Rule:
         return frozenset[str]().union(*filter(None, of_sites))
 
     def _template_replacing(self, call_sites: Sequence[Rule]) -> LimitTemplate | None:
-        """Return its template with the key, the cost and the counts of the call sites."""
+        """Return its template with the key, the cost and the counts of the call sites.
+
+        None: the rule is an exemption. The key and cost of its own take precedence.
+        """
         own = self.template
         first = call_sites[0].template
         if own is None or first is None:
             return own
         key = own.key or first.key
-        cost = own.cost
-        if cost is None:
-            cost = first.cost
+        cost = first.cost if own.cost is None else own.cost
         limits: list[Limit] = []
         for site in call_sites:
             template = site.template
             if template is not None and template.is_counted_by(key):
                 limits += template.limits(self.name)
-        of_other_keys: tuple[Limit, ...] = ()
-        if not limits:
-            of_other_keys = first.limits_or_example(self.name)
+        of_other_keys = () if limits else first.limits_or_example(self.name)
         return replace(own.replacing(tuple(limits), of_other_keys), key=key, cost=cost)
 
     def limit_names(self) -> list[str]:

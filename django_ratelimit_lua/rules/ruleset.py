@@ -155,9 +155,7 @@ class Ruleset:
 
     def _compile_entries(self, before: Ruleset | None) -> list[CompiledEntry]:
         """Return the published rules. Those that `before` has already are not compiled again."""
-        compiled: Mapping[int | None, CompiledEntry] = {}
-        if before is not None:
-            compiled = before._entries_by_pk
+        compiled = before._entries_by_pk if before else {}
         entries = []
         for published in self.snapshot.rules.get("rules", ()):
             # There may be thousands of rules, so no function is called for an unchanged one.
@@ -166,7 +164,7 @@ class Ruleset:
                 pk = None
             entry = compiled.get(pk)
             if entry is None or entry.published != published:
-                entry = compile_entry(published, entry and entry.rule)
+                entry = compile_entry(published, entry.rule if entry else None)
             self._entries_by_pk[pk] = entry
             entries.append(entry)
             self._problems += entry.problems
@@ -179,8 +177,11 @@ class Ruleset:
         self.revision = self.published = snapshot.revision
         self.overrides = Overrides(snapshot.overrides)
 
-    def renewed(self, snapshot: Snapshot, fence: bytes | None) -> Ruleset:
-        """Return these rules with the overrides of another snapshot, which has the same rules."""
+    def with_overrides_of(self, snapshot: Snapshot, fence: bytes | None) -> Ruleset:
+        """Return a ruleset with the same compiled rules, and the overrides of another snapshot.
+
+        The other snapshot has the same rules, so they are not compiled again.
+        """
         ruleset = copy(self)
         ruleset._set_snapshot(snapshot, fence)
         return ruleset

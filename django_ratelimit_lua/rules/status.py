@@ -34,6 +34,9 @@ class _Proof(NamedTuple):
     revision: Revision
     at: float
 
+    def is_about(self, fence: bytes, revision: Revision) -> bool:
+        return (self.fence, self.revision) == (fence, revision)
+
 
 class Freshness:
     """When the rules and overrides of this process were last current."""
@@ -50,14 +53,15 @@ class Freshness:
         self._proof = None
 
     def claim_comparison(self, call: Call) -> bool:
-        """Return whether the caller has to compare its rules.
+        """Return whether the caller has to compare its rules, and record an early comparison.
 
-        From the age `EARLY` on, only the first caller has to, until the rules are confirmed.
+        From the age `EARLY` on, only the first caller has to, until the rules are confirmed. From
+        `MAX_AGE` on, each caller has to. A call without a revision never has to.
         """
         if call.revision is None:
             return False
         proof = self._proof
-        if proof is None or (proof.fence, proof.revision) != (call.fence, call.revision):
+        if proof is None or not proof.is_about(call.fence, call.revision):
             return True
         age = Clock.monotonic() - proof.at
         if age >= MAX_AGE:
@@ -68,11 +72,14 @@ class Freshness:
         return True
 
     def confirm(self, fence: bytes, revision: Revision, asked_at: float) -> None:
-        """Record that these rules were the current ones at that moment (monotonic) or later."""
+        """Record that these rules were the published ones at a moment (monotonic).
+
+        A moment before the last change, or before the latest one of the same rules, is ignored.
+        """
+        if asked_at <= self._expired_at:
+            return
         proof = self._proof
-        if proof is not None and (proof.fence, proof.revision) == (fence, revision):
-            asked_at = max(asked_at, proof.at)
-        if asked_at > self._expired_at:
+        if proof is None or not proof.is_about(fence, revision) or proof.at < asked_at:
             self._proof = _Proof(fence, revision, asked_at)
 
 

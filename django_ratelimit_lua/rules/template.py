@@ -55,7 +55,10 @@ def compile_rate(rate: RateLike) -> CompiledRate:
 
 
 def compile_cost(cost: CostLike | None) -> int | CostFunction | None:
-    """Return a constant cost, or the function that returns the cost. Raises `LimitError`."""
+    """Return a constant cost, or the function that returns it; None: no cost is declared.
+
+    Raises `LimitError`.
+    """
     if cost is None or callable(cost):
         return cost
     if isinstance(cost, int):
@@ -144,10 +147,10 @@ class LimitTemplate:
         if not rates:
             raise LimitError("rate is an empty list; write at least one rate")
         declared: Any = {option: value for option, value in options.items() if value is not None}
-        if key and not isinstance(key, Key):
-            key = compile_key(key)
-        count_by = cast(Key | None, key or None)
-        template = cls(count_by, rates, compile_cost(cost), declared)
+        compiled_key: Key | None = None
+        if key:
+            compiled_key = key if isinstance(key, Key) else compile_key(key)
+        template = cls(compiled_key, rates, compile_cost(cost), declared)
         # Errors in the options apply to every rate: raise them now, not at the first request.
         template._raise_if_unfit(name, declared.get("algorithm", conf.ALGORITHM))
         return template
@@ -176,12 +179,12 @@ class LimitTemplate:
         return Rate(EXAMPLE_UNITS if period else 1, period)
 
     def with_tiers(self, tiers: Iterable[tuple[str, LimitTemplate]]) -> LimitTemplate:
-        """Return this template with tiers: their names and templates."""
+        """Return this template with copies of these tiers, which refer to it for their bans."""
         of_rule = replace(self, tiers=())
-        own = [
+        linked = [
             (name, replace(tier, tier=name, of_rule=of_rule, _limits={})) for name, tier in tiers
         ]
-        return replace(self, tiers=tuple(own))
+        return replace(self, tiers=tuple(linked))
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
         """Return the limit for one rate: one of `rates`, or one that a function has returned.
@@ -198,7 +201,7 @@ class LimitTemplate:
         return limit
 
     def _make_limit(self, name: str, rate: Rate, ordinal: int, algorithm: str) -> Limit:
-        """Return a new limit for one rate; see `limit`."""
+        """Return a new limit for one rate, which has the bans of the rule if it is of a tier."""
         options = self._options_of(rate, algorithm)
         number = f"*{ordinal}" if ordinal > 1 else ""
         limit_name = self._limit_name(name, rate) + number
@@ -215,7 +218,7 @@ class LimitTemplate:
         return self._with_ban_of_rule(limit, name)
 
     def _limit_name(self, name: str, rate: Rate) -> str:
-        """Return the name of the limit for one rate, see `label`."""
+        """Return the name of the limit for one rate, which no other rate of the template has."""
         if self.label:
             return f"{name}:{self.label}:{rate}"
         if len(self.rates) == 1:
@@ -258,12 +261,12 @@ class LimitTemplate:
         return list(dict.fromkeys(limit.ban.key_part for limit in limits if limit.ban is not None))
 
     def _longest_first(self) -> list[CompiledRate]:
-        """Return the rates, the constant ones first."""
+        """Return the rates by their periods, the longest first, and functions at the end."""
 
-        def length(rate: CompiledRate) -> int:
+        def period(rate: CompiledRate) -> int:
             return rate.period_us if isinstance(rate, Rate) else -1
 
-        return sorted(self.rates, key=length, reverse=True)
+        return sorted(self.rates, key=period, reverse=True)
 
     def replacing(
         self, limits: tuple[Limit, ...], of_other_keys: tuple[Limit, ...] = ()
@@ -289,7 +292,7 @@ class LimitTemplate:
     def _make_replacing(
         self, limits: tuple[Limit, ...], of_other_keys: tuple[Limit, ...]
     ) -> LimitTemplate:
-        """Return a new template; see `replacing`."""
+        """Return a new template with the counts of `limits`, and options of the replaced ones."""
         counted = {
             (limit.rate.period_us, limit.algorithm): limit.counted_as for limit in reversed(limits)
         }
@@ -328,15 +331,16 @@ class LimitTemplate:
         return template
 
     def _options_in(self, limits: Sequence[Limit]) -> dict[str, Any]:
-        """Return the options of the first of the limits that differ from their defaults.
+        """Return those options of limits that differ from their defaults.
 
-        That is the first rate for rates, and the first slots for slots, if there are both.
+        They are those of the first limit on rates and of the first one on slots, as far as this
+        template has rates and slots. If there is no such limit, they are those of the others.
         """
         kinds = {isinstance(rate, Rate) and rate.is_slots for rate in self.rates}
-        firsts = {limit.holds: limit for limit in reversed(limits)}
-        of_kinds = [firsts[holds] for holds in (False, True) if holds in kinds & firsts.keys()]
+        first_by_kind = {limit.holds: limit for limit in reversed(limits)}
+        same_kind = [first_by_kind[kind] for kind in sorted(kinds & first_by_kind.keys())]
         options: dict[str, Any] = {}
-        for limit in of_kinds or firsts.values():
+        for limit in same_kind or first_by_kind.values():
             for name, option in OPTIONS.items():
                 value = getattr(limit, name)
                 if name == "algorithm" or value != option.default:

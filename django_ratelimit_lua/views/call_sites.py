@@ -22,7 +22,7 @@ from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
 from ..rules.conditions import methods_label, parse_methods
 from ..rules.describe import describe_spec, key_label
-from ..rules.rule import Rule, Spec, is_unwritable
+from ..rules.rule import Rule, Spec, is_storable
 from ..rules.ruleset import settings_rules
 from ..rules.template import CostLike, LimitTemplate
 from .inspection import inspect_view, url_patterns
@@ -159,7 +159,7 @@ class KnownCallSites:
             raise LimitError(
                 f"durable=True on {name!r} needs the app statistics. {install_hint('statistics')}"
             )
-        if len(name) > self.MAX_LENGTH or is_unwritable(name):
+        if len(name) > self.MAX_LENGTH or not is_storable(name):
             right = f"use a name of at most {self.MAX_LENGTH} characters that a database can store"
             raise LimitError(f"The statistics of {name!r} cannot be durable: {right}")
         if len(self.durable) < self.MAX_ENTRIES:
@@ -270,6 +270,7 @@ def discover_call_sites() -> None:
     """Add the limits on the methods of views to the known call sites, once for each URLconf.
 
     They count under the class of the view that runs, which a decorator on a method does not know.
+    The outermost is added last, as `KnownCallSites.add` expects.
     """
     if not getattr(settings, "ROOT_URLCONF", None):
         return
@@ -298,9 +299,7 @@ def replaced_call_sites(name: str) -> list[CallSite]:
 
 def _settings_site(rule: Rule, template: LimitTemplate) -> CallSite:
     """Return a rule of the settings as a call site, because rules of the admin replace it too."""
-    key = ""
-    if template.key is not None:
-        key = template.key.name
+    key = "" if template.key is None else template.key.name
     return CallSite(SETTINGS, SETTINGS, template.rates, key, tuple(constant_limits(rule)))
 
 

@@ -44,10 +44,11 @@ def is_exempt(request: HttpRequest) -> bool:
 
 
 def _has_exempt_views(request: HttpRequest) -> bool:
-    """Return whether any view of the URLconf, or any other imported view, is exempt.
+    """Load the URLconf, and return whether any view of it, or any other imported one, is exempt.
 
     A process imports its views with its URLconf, when it first resolves a path. So the URLconf is
-    loaded here, once: otherwise the first requests of a new process would miss every exemption.
+    loaded here: otherwise the first requests of a new process would miss every exemption. The
+    resolver keeps the result.
     """
     attributes = vars(resolver_of(request))
     if "_ratelimit_any_exempt" not in attributes:

@@ -28,9 +28,10 @@ def async_mismatch(fallback: object, *, is_async: bool) -> str:
 
 
 def fall_back(fallback: object, error: Exception, *args: object, **kwargs: object) -> Any:
-    """Return the fallback: a value, or the result of a callable with the arguments of the call.
+    """Return the result of a refused call, or raise `error` if the fallback is `NO_FALLBACK`.
 
-    Raise the error if there is no fallback.
+    The result is that of the fallback with the arguments of the call, or the fallback itself if it
+    is not callable.
     """
     if fallback is NO_FALLBACK:
         raise error

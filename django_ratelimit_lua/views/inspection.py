@@ -109,7 +109,7 @@ def _attached_stacks(function: object) -> StackMap:
 
 
 def stack_of(function: object) -> Stack | None:
-    """Return the stack of limits that a function checks itself.
+    """Return the stack of limits that a function checks itself; None: it checks none.
 
     Stacks of functions that it wraps are ignored.
     """
@@ -178,7 +178,7 @@ class _ClassStacks(NamedTuple):
 
 def _inspect_class(class_view: object, cls: type, method: str | None) -> _ClassStacks:
     """Return the stacks on the methods of a view's class and of its parents."""
-    found = _ClassStacks({}, {}, [])
+    result = _ClassStacks({}, {}, [])
     running = _running_methods(class_view, cls, method)
     running_for_any = _running_methods(class_view, cls, None)
     for owner in cls.__mro__:
@@ -189,23 +189,26 @@ def _inspect_class(class_view: object, cls: type, method: str | None) -> _ClassS
             may_run = name == "dispatch" or getattr(cls, name) is function
             if may_run and name in running:
                 wrapped = _unwrap(function)
-                found.unknown.extend(wrapped.unknown)
+                result.unknown.extend(wrapped.unknown)
                 for key, stack in _stacks_on_method(wrapped.layers, cls, name).items():
-                    found.running.setdefault(key, stack)
+                    result.running.setdefault(key, stack)
             elif not may_run or name not in running_for_any:
                 on_method = _stacks_on_method([function], cls, name)
-                found.others[f"{owner.__qualname__}.{name}"] = on_method
-    return found
+                result.others[f"{owner.__qualname__}.{name}"] = on_method
+    return result
 
 
 def _without_repeated(stacks: StackMap) -> list[Stack]:
-    """Return the stacks, outermost first, without those that another stack checks as well."""
-    kept: list[Stack] = []
-    for key in sorted(stacks, reverse=True):
-        stack = stacks[key]
-        if all(stack.view is not outer.view for outer in kept):
-            kept.append(stack)
-    return kept
+    """Return the stacks, outermost first, but only the outermost of those on the same view.
+
+    It checks the rules of the others as well.
+    """
+    outermost: list[Stack] = []
+    for name in sorted(stacks, reverse=True):  # Outer decorators have greater names.
+        stack = stacks[name]
+        if all(stack.view is not outer.view for outer in outermost):
+            outermost.append(stack)
+    return outermost
 
 
 def is_behind_login(view: object, stack: Stack) -> bool:
@@ -281,7 +284,7 @@ def _running_methods(class_view: object, cls: type, method: str | None) -> list[
     if "head" in handlers and "head" not in actions and not hasattr(cls, "head"):
         handlers.append("get")
     running = ["dispatch", *(actions.get(name, name) for name in handlers)]
-    for name in running:
+    for name in running:  # It grows meanwhile: the methods that are added call others.
         if getattr(getattr(cls, name, None), "__module__", "").startswith("rest_framework."):
             running += [called for called in _DRF_CALLS.get(name, ()) if hasattr(cls, called)]
     if actions and method is None:
@@ -309,8 +312,9 @@ def _stacks_on_method(layers: Sequence[Any], cls: type, name: str) -> StackMap:
 def default_group(view: Any) -> str:
     """Return the default group of a view: its module and qualified name.
 
-    For a method, it is the class of the view that runs, so that views that inherit the method do
-    not share a count.
+    For a class-based view, these are of its class. For a bound method, they are the class of its
+    object and the name of the method, so that classes that inherit it do not share a count. A
+    lambda also has the number of its line.
     """
     cls = _class_of(view)
     if cls is not None:

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.db import DataError, connection
 from django.test import Client
 
-from django_ratelimit_lua.rules.rule import is_unwritable
+from django_ratelimit_lua.rules.rule import is_storable
 from django_ratelimit_lua.signals import banned
 from tests.support.demo import CHROMIUM, DRIVER, headless, start
 from tests.support.users import OPERATOR
@@ -49,7 +49,7 @@ def strict() -> Iterator[None]:
     """Let any database refuse the texts that PostgreSQL refuses."""
 
     def refuse(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
-        if odd := [text for text in _texts(parameters) if is_unwritable(text)]:
+        if odd := [text for text in _texts(parameters) if not is_storable(text)]:
             raise DataError(f"PostgreSQL refuses {odd} in {sql}")
         return execute(sql, parameters, many, context)
 

@@ -20,7 +20,7 @@ from ...models import RateLimitRule
 from ...models.rule import rules_database
 from ...process.tasks import JobRunner
 from ...publishing.publisher import is_in_memory
-from ...rules.rule import is_unwritable
+from ...rules.rule import is_storable
 from ...rules.ruleset import settings_rules
 from ...store import Deadline, acquire_lock, flusher
 from ...views.call_sites import known_call_sites
@@ -38,7 +38,7 @@ def read_durable_names(using: str) -> set[str]:
     rules = RateLimitRule._base_manager.using(using).filter(options__durable=True)
     names = known_call_sites.durable | set(rules.values_list("name", flat=True))
     names |= {rule.name for rule in settings_rules() if rule.spec.get("durable")}
-    return {name for name in names if len(name) <= MAX_NAME_LENGTH and not is_unwritable(name)}
+    return {name for name in names if len(name) <= MAX_NAME_LENGTH and is_storable(name)}
 
 
 def copy_hours() -> None:

@@ -19,7 +19,7 @@ from ...models import RateLimitRule
 from ...models.rule import rules_database
 from ...operations.formatting import number_words, share_words
 from ...operations.known_limits import limits_named, names_in_code
-from ...rules.rule import Spec, is_unwritable
+from ...rules.rule import Spec, is_storable
 from ...rules.ruleset import settings_rules
 from ...views.call_sites import describe_rule
 from . import reading
@@ -221,7 +221,7 @@ def read_stored_timeline(name: str, period: str) -> Timeline:
         StoreError: Redis is unavailable. The database may raise its own errors.
     """
     span = span_of(period)
-    if span.step < HOUR or is_unwritable(name):
+    if span.step < HOUR or not is_storable(name):
         return read_timelines([name], period)[name]
     hours = span._replace(start=span.start // HOUR * HOUR, step=HOUR)
     in_redis = hours._replace(start=max(hours.start, hours.end - HOURS_KEPT))

@@ -32,7 +32,7 @@ from ...operations.formatting import (
     share_words,
 )
 from ...operations.known_limits import place_words
-from ...rules.rule import is_unwritable
+from ...rules.rule import is_storable
 from . import reading
 from .clients import Estimate
 from .counters import HOUR, SITE, TOP_HOURS, WAIT_BOUNDS, percentile_95
@@ -214,7 +214,7 @@ def _limits_report(request: HttpRequest, timelines: Iterable[Timeline], period: 
 
 def _load_rules(names: Iterable[str]) -> dict[str, RateLimitRule]:
     stored = RateLimitRule.objects.using(rules_database())
-    writable = [name for name in names if not is_unwritable(name)]
+    writable = [name for name in names if is_storable(name)]
     return stored.in_bulk(writable, field_name="name")
 
 
