@@ -69,24 +69,28 @@ class BanPage(ActionPage):
         if action not in LIFTED:
             raise PermissionDenied
         bans = active_bans()
-        if target not in ("selected", "all"):
-            lift_ban(request, bans, action, target)
-            return {}
-        if target == "selected":
+        if target == "all":
+            listed = _filter_bans(request, bans)
+            if listed and "confirmed" not in request.POST:
+                return {"pending": len(listed)}
+            _lift_listed_bans(request, listed, action)
+        elif target == "selected":
             chosen = request.POST.getlist("ban")
-            bans = [ban for ban in bans if ban_key(ban) in chosen]
+            _lift_listed_bans(request, [ban for ban in bans if ban_key(ban) in chosen], action)
         else:
-            bans = _filter_bans(request, bans)
-            if bans and "confirmed" not in request.POST:
-                return {"pending": len(bans)}
-        if bans:
-            lift_bans(bans, forget=action == "forget")
-            text = ngettext("%(number)d ban is lifted.", "%(number)d bans are lifted.", len(bans))
-            messages.success(request, text % {"number": len(bans)})
-        else:
-            problem = _("No bans were lifted: select bans that are still in force.")
-            messages.warning(request, problem)
+            lift_ban(request, bans, action, target)
         return {}
+
+
+def _lift_listed_bans(request: HttpRequest, bans: Sequence[ActiveBan], action: str) -> None:
+    """Lift these bans, and report their number."""
+    if not bans:
+        problem = _("No bans were lifted: select bans that are still in force.")
+        messages.warning(request, problem)
+        return
+    lift_bans(bans, forget=action == "forget")
+    text = ngettext("%(number)d ban is lifted.", "%(number)d bans are lifted.", len(bans))
+    messages.success(request, text % {"number": len(bans)})
 
 
 def _list_context(request: HttpRequest) -> Context:
@@ -152,10 +156,10 @@ def _search_bans(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> l
     digests = matching_digests(text, names)
     matching = []
     for ban in bans:
-        texts = [ban.limit, ban.rule, place_words(ban.name)]
+        labels = [ban.limit, ban.rule, place_words(ban.name)]
         if sees_names:
-            texts.append(ban.why)
-        if ban.identity in digests or any(folded in each.casefold() for each in texts):
+            labels.append(ban.why)
+        if ban.identity in digests or any(folded in label.casefold() for label in labels):
             matching.append(ban)
     return matching
 

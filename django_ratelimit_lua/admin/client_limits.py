@@ -74,21 +74,29 @@ def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> E
     digests = {digest, *(charge.charge.digest.decode() for charge in charges)}
     for secret in secrets_by_id().values():  # An override may have been made under an earlier one.
         digests |= {digest_of(identity, secret).decode() for identity in identities.values()}
-    rows = [row for about_one in overrides_of(digests).values() for row in about_one]
-    address = _address_of(identities)
-    if address is not None:
-        rows += network_overrides(str(address))
+    rows = _overrides_of_client(digests, _address_of(identities))
     overrides = [row.override() for row in rows]
     counted = _counted_charges(charges, overrides)
     unused = _unused_charges(charges, counted, name, has_parts=bool(identities))
     planner = _ClientPlanner([*counted, *unused][:MAX_LISTED], overrides)
-    explanation = Explanation(decide(planner))
-    explanation.limits = explained_limits(planner, lambda charge: _known_limit(charge).reading)
+    decision = decide(planner)
+    limits = explained_limits(planner, lambda charge: _known_limit(charge).reading)
+    explanation = Explanation(decision, limits)
     block = find_strongest(overrides, EVERY_RULE, now_us())
     if block is not None and block.effect == "block":
         explanation.block = find_row(block)
     bans = active_bans(MAX_LISTED, digests)
     return ExplainedClient(digest, explanation, bans, rows[:MAX_LISTED])
+
+
+def _overrides_of_client(
+    digests: Collection[str], address: Address | None
+) -> list[RateLimitOverride]:
+    """Return the overrides of these digests, and those of the networks of an address."""
+    rows = [row for rows in overrides_of(digests).values() for row in rows]
+    if address is not None:
+        rows += network_overrides(str(address))
+    return rows
 
 
 def part_identities(digest: str, parts: Iterable[Part]) -> Identities:
@@ -136,6 +144,7 @@ def counted_identity(key: str, identities: Identities) -> Identity:
 
 
 def _address_of(identities: Identities) -> Address | None:
+    """Return the address of a client; None if it is unknown or no valid address."""
     identity = identities.get("ip")
     if not isinstance(identity, tuple):
         return None
@@ -181,14 +190,16 @@ def _limits_in_force() -> list[KnownLimit]:
 
 
 def _plan_charge(known: KnownLimit, digest: str, identity: Identity) -> DecidedCharge:
-    """Return the charge of an identity under a limit. Without one, it is of the digest."""
+    """Return the charge of an identity under a limit. If it is None, the digest is charged."""
+    counted = identity
     if known.identity_form and isinstance(identity, tuple):
         text = known.identity_form.replace(IDENT, str(identity[-1]))
-        identity = supplied_identity(text, identity)
-    if identity is not None:
-        digest = _digest(unmark_identity(identity))
-    charge = Charge(known.limit, digest.encode())
-    return DecidedCharge(charge, known.place, known.rule, known, identity)
+        counted = supplied_identity(text, identity)
+    counted_digest = digest
+    if counted is not None:
+        counted_digest = _digest(unmark_identity(counted))
+    charge = Charge(known.limit, counted_digest.encode())
+    return DecidedCharge(charge, known.place, known.rule, known, counted)
 
 
 def _counted_charges(
@@ -238,9 +249,9 @@ def counted_clients(keys: Mapping[str, str]) -> set[str]:
 def _charges_by_rate(planned: DecidedCharge, overrides: Sequence[Override]) -> list[Charge]:
     """Return a charge, and the same at the rate of each of these overrides that is about it."""
     limit = planned.charge.limit
-    own = [override for override in overrides if override.rule in (EVERY_RULE, planned.name)]
-    limits = [limit, *(override.apply_to(limit) for override in own)]
-    return [planned.charge._replace(limit=each) for each in limits]
+    matching = [override for override in overrides if override.rule in (EVERY_RULE, planned.name)]
+    changed = [override.apply_to(limit) for override in matching]
+    return [planned.charge, *(planned.charge._replace(limit=limit) for limit in changed)]
 
 
 def _unused_charges(
@@ -265,10 +276,11 @@ def _unused_charges(
         if charge.name not in names or charge in counted or charge.charge.limit.variant:
             continue
         key = _known_limit(charge).key
-        is_own = not keys or key in keys
         if has_parts:
-            is_own = charge.identity is not None or not key
-        if is_own:
+            counts_client = charge.identity is not None or not key
+        else:
+            counts_client = not keys or key in keys
+        if counts_client:
             unused.append(charge)
     return unused
 
@@ -301,9 +313,9 @@ class _ClientPlanner(Planner):
         for planned, charge in zip(listed, unique, strict=True):
             planned.charge = charge
         # A RateLimiter uses no overrides.
-        own = [planned for planned in listed if not _is_limiter(planned.name)]
-        rest = [planned for planned in listed if _is_limiter(planned.name)]
-        self.set_parties([Party(own, overrides, False), Party(rest, (), False)])
+        limiters = [planned for planned in listed if _is_limiter(planned.name)]
+        others = [planned for planned in listed if not _is_limiter(planned.name)]
+        self.set_parties([Party(others, overrides, False), Party(limiters, (), False)])
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         """Keep the ruleset. The charges do not depend on it."""

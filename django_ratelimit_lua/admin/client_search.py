@@ -59,27 +59,27 @@ def search_clients(text: str, named: Mapping[str, Name]) -> list[FoundClient]:
         StoreError: Redis is unavailable.
     """
     computed = {client.digest: client for client in computed_clients(text)}
-    known = _known_digests(computed, named)
-    found = {digest: client for digest, client in computed.items() if digest in known}
+    known_digests = _known_digests(computed, named)
+    clients = {digest: computed[digest] for digest in computed if digest in known_digests}
     shown = {  # The page of a found client includes these.
         digest
-        for client in found.values()
+        for client in clients.values()
         for digest in counted_digests(client.digest, client.name)
     }
     matches = compile_matcher(text)
     for digest, name in named.items():
         if digest not in shown and matches(digest, name):
-            found.setdefault(digest, FoundClient(digest, tuple(name)))
-    return list(found.values())[:MAX_LISTED]
+            clients.setdefault(digest, FoundClient(digest, tuple(name)))
+    return list(clients.values())[:MAX_LISTED]
 
 
 def _known_digests(clients: Mapping[str, FoundClient], named: Mapping[str, Name]) -> set[str]:
-    """Return the digests of those clients that are known, see `search_clients`."""
+    """Return the digests of addresses, users, and clients with a record, an override or a count."""
     keys = {digest: client.key for digest, client in clients.items()}
-    known = {digest for digest, key in keys.items() if key in ("ip", "user")}
-    known |= clients.keys() & named.keys()
-    known |= {digest for digest, rows in overrides_of(clients.keys()).items() if rows}
-    return known | counted_clients(keys)
+    digests = {digest for digest, key in keys.items() if key in ("ip", "user")}
+    digests |= clients.keys() & named.keys()
+    digests |= {digest for digest, rows in overrides_of(clients.keys()).items() if rows}
+    return digests | counted_clients(keys)
 
 
 def computed_clients(text: str) -> list[FoundClient]:
@@ -93,16 +93,16 @@ def computed_clients(text: str) -> list[FoundClient]:
         return []
     value = " ".join(word for word in words if word not in addresses)
     values: dict[str, str] = {}
-    for address in addresses:
-        values["ip"] = parse_client_address(address, "").network or ""
+    if addresses:
+        values["ip"] = parse_client_address(addresses[0], "").network or ""
     user = find_user(value) if value else None
     if user is not None:
         values["user"] = str(user.pk)
-    keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])
+    keys = dict.fromkeys(["user", "ip", *(limit.key for limit in known_limits() if limit.key)])
     clients = [_compute_client(key, values, value) for key in keys]
     countable = [client for client in clients if client is not None]
-    # If limits count by all of these values together, that client is meant.
-    number = bool(addresses) + bool(value)
+    # If limits count by the address and the value together, that client is meant.
+    number = len(addresses) + bool(value)
     return [client for client in countable if len(client.name) == number] or countable
 
 

@@ -105,9 +105,9 @@ class NamesField(forms.MultipleChoiceField):
         return self.separator.join(super().clean(value)) or self.none
 
     def has_changed(self, initial: object, data: Any) -> bool:
-        before = self.to_python(self.prepare_value(initial))
-        after = self.to_python(self.prepare_value(data))
-        return super().has_changed(before, after)
+        old_names = self.to_python(self.prepare_value(initial))
+        new_names = self.to_python(self.prepare_value(data))
+        return super().has_changed(old_names, new_names)
 
 
 class KeyWidget(forms.Select):
@@ -167,13 +167,12 @@ class TierForm(forms.Form):
 
     def to_tier(self) -> dict[str, object]:
         """Return the tier in the notation of rules."""
-        given = self.cleaned_data
-        rates = split_text(given["rate"])
-        tier: dict[str, object] = {"group": given["group"], "rate": rates}
-        if len(rates) == 1:
-            tier["rate"] = rates[0]
-        if given["burst"] is not None:
-            tier["burst"] = given["burst"]
+        values = self.cleaned_data
+        rates = split_text(values["rate"])
+        rate = rates[0] if len(rates) == 1 else rates
+        tier: dict[str, object] = {"group": values["group"], "rate": rate}
+        if values["burst"] is not None:
+            tier["burst"] = values["burst"]
         return tier
 
 
@@ -193,7 +192,7 @@ class TiersWidget(forms.Widget):
         return formset_class(data, prefix=name, form_kwargs=form_kwargs, **kwargs)
 
     def value_from_datadict(self, data: Any, files: object, name: str) -> Any:
-        """Return the formset of the rows that were sent, which is the same for each call."""
+        """Return the formset of the rows that were sent. It is made at the first call."""
         if self.formset is None:
             self.formset = self.make_formset(data, name)
         return self.formset

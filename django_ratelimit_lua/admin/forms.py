@@ -54,11 +54,11 @@ class RevisionForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def clean(self) -> Values:
         """Set `stored` if the stored version is newer than the one that the form has shown."""
-        given = super().clean() or {}
-        sent = self.data.get(self.add_prefix("revision"))
-        if self.instance.pk is not None and sent not in (None, str(self.instance.revision)):
+        values = super().clean() or {}
+        revision = self.data.get(self.add_prefix("revision"))
+        if self.instance.pk is not None and revision not in (None, str(self.instance.revision)):
             self.stored = self.instance.spec
-        return given
+        return values
 
     def check_row(self) -> None:
         """Add errors of the whole row, in addition to those of the model."""
@@ -133,7 +133,7 @@ def option_conditions() -> dict[str, dict[str, Any]]:
     conditions = {}
     earlier: set[str] = set()
     for name, option in table.items():
-        algorithms = [each.name for each in ALGORITHMS.values() if name in each.options]
+        algorithms = [kind.name for kind in ALGORITHMS.values() if name in kind.options]
         needs = option.needs if option.needs in earlier else ""
         if algorithms or option.excludes or needs:
             conditions[name] = {
@@ -249,6 +249,7 @@ class RuleForm(AskingForm):
         }
 
     def __init__(self, *args: Any, initial: Values | None = None, **kwargs: Any) -> None:
+        """Add the fields of options, with the values of the rule; `initial` replaces some."""
         row = kwargs.get("instance") or RateLimitRule()
         values = form_values(row)
         super().__init__(*args, initial={**values, **(initial or {})}, **kwargs)
@@ -314,11 +315,11 @@ class RuleForm(AskingForm):
 
     def clean(self) -> Values:
         """Set the options of the rule. Unknown ones, from edits by hand, are removed."""
-        given = super().clean()
+        values = super().clean()
         if self.is_editable:
-            values = {name: given[name] for name in option_table() if is_set(given.get(name))}
-            self.instance.options = absent_options(self.instance) | values
-        return given
+            options = {name: values[name] for name in option_table() if is_set(values.get(name))}
+            self.instance.options = absent_options(self.instance) | options
+        return values
 
     def _post_clean(self) -> None:
         """Add the warnings to confirm, if the form is valid."""

@@ -190,7 +190,7 @@ def restored_rule(change: RateLimitChange) -> RateLimitRule:
 
 
 def rule_of(change: RateLimitChange) -> RateLimitRule | None:
-    """Return the rule that a change is about, if it exists."""
+    """Return the rule that a change is about; None if it was deleted."""
     return RateLimitRule.objects.filter(pk=change.object_id or 0).first()
 
 
@@ -261,7 +261,7 @@ class ChangeAdmin(ReadOnlyAdmin):
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> models.Model | None:
-        """Return a change, without a name that its title would show to the user."""
+        """Return a change, without a name that its title would show to the user; None: unknown."""
         change = super().get_object(request, object_id, from_field)
         if isinstance(change, RateLimitChange):
             change.name = change_name(change)

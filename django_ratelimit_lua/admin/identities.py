@@ -115,12 +115,12 @@ def _readable_part(
     if kind == "user" and value in users:
         user = _("user %(user)s") % {"user": users[value]}
         return ReadablePart(user, _user_url(request, users[value]))
-    value = readable(value)
+    text = readable(value)
     if kind == "ip":
-        return ReadablePart(value)
-    if kind and value == NOTHING:
+        return ReadablePart(text)
+    if kind and text == NOTHING:
         return ReadablePart(_("no %(kind)s") % {"kind": key_label(kind)})
-    return ReadablePart(_part_words(kind, value))
+    return ReadablePart(_part_words(kind, text))
 
 
 def _part_words(kind: str, value: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from typing import NamedTuple
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -69,38 +69,48 @@ def list_columns() -> list[ListColumn]:
     return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 
-def shared_states(name: str, row: RateLimitRule | None) -> tuple[str, Sequence[LimitState]]:
-    """Return a count that all clients of a limit share: its key, and the state of each rate.
+class KeyedLimits(NamedTuple):
+    """The limits at constant rates that count by one key."""
 
-    The key is `all`, or a field that requests lacked. There are no states if clients have their
-    own counts.
+    key: str
+    limits: Sequence[Limit]
+
+    def shared_states(self) -> Sequence[LimitState]:
+        """Return the states that all clients share; empty if each client has its own count.
+
+        All share the count of the key `all`. Requests without the field of a key share another.
+        """
+        if self.key == ALL_CALLERS:
+            return self._peek_states(None)
+        if split_field(self.key) is None:
+            return ()
+        states = self._peek_states(field_identity(self.key, None))
+        return [state for state in states if state.used]
+
+    def _peek_states(self, identity: Identity) -> Sequence[LimitState]:
+        """Return the state of each limit for an identity; empty if Redis is unavailable."""
+        client = digest(identity)
+        charges = [DecidedCharge(Charge(limit.without_bans(), client), "") for limit in self.limits]
+        try:
+            return run(peeking(charges)).limits
+        except StoreError:  # The page reports it, see `audited`.
+            return ()
+
+
+def _keyed_limits(name: str, row: RateLimitRule | None) -> KeyedLimits:
+    """Return the limits of a rule; without a rule, those in the code with this name.
+
+    A rule without a key counts by the key of the code that it replaces.
     """
-    key, limits = _key_and_limits(name, row)
-    identity: Identity = None
-    if split_field(key) is not None:
-        identity = field_identity(key, None)
-    elif key != ALL_CALLERS:
-        return key, ()
-    client = digest(identity)
-    charges = [DecidedCharge(Charge(limit.without_bans(), client), "") for limit in limits]
-    states: Sequence[LimitState] = ()
-    with suppress(StoreError):  # The page reports it, see `audited`.
-        states = run(peeking(charges)).limits
-    if key != ALL_CALLERS:
-        states = [state for state in states if state.used]
-    return key, states
-
-
-def _key_and_limits(name: str, row: RateLimitRule | None) -> tuple[str, list[Limit]]:
-    """Return the key of a limit, and its limits at constant rates."""
     sites = replaced_call_sites(name)
     key = next((site.key for site in sites), "")
     if row is None:
-        return key, [limit for site in sites if site.key == key for limit in site.limits]
+        limits = [limit for site in sites if site.key == key for limit in site.limits]
+        return KeyedLimits(key, limits)
     rule = row.compiled()
     if rule.key is not None:
         key = rule.key.name
-    return key, [limit for limit in constant_limits(rule) if not limit.variant]
+    return KeyedLimits(key, [limit for limit in constant_limits(rule) if not limit.variant])
 
 
 def _values_for_call_site(query: Mapping[str, str]) -> Values:
@@ -171,34 +181,20 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules that shows one limit."""
 
     def limit_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the limit with the name in the query."""
+        """Show the limit with the name in the query; status 404 for an unknown name."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         name = request.GET.get("name", "")
-        row = None
-        may_be_stored = is_storable(name)
-        if may_be_stored:
-            row = RateLimitRule.objects.filter(name=name).first()
-        limits = limits_named(name)
         context: Context = {
             "title": place_words(name),
             "name": name,
-            "rule": row,
-            "limits": limits,
+            "limits": limits_named(name),
             "may_add": self.has_add_permission(request),
+            "sections": extension_sections(request, name),
+            **_stored_context(request, name),
         }
-        with suppress(StoreError):  # The page reports it, see `audited`.
-            context["sections"] = extension_sections(request, name)
-        try:
-            context["key"], context["states"] = shared_states(name, row)
-            if row is not None:
-                context["preview"] = preview(request, row)
-        except RuleError as error:
-            messages.error(request, _("The stored rule is invalid: %s") % error.localized())
-        if may_be_stored and may_see_overrides(request):
-            context["overrides"] = _override_rows(request, name)
         response = page_response(self, request, "ratelimitrule/limit.html", context)
-        if not (row or limits or context.get("sections")):
+        if not (context["rule"] or context["limits"] or context["sections"]):
             response.status_code = 404
         return response
 
@@ -221,8 +217,33 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
         return {**super().get_changeform_initial_data(request), **values}
 
 
+def _stored_context(request: HttpRequest, name: str) -> Context:
+    """Return the rule with a name, its preview, the shared counts and the overrides.
+
+    If the rule is invalid, report that to the user.
+    """
+    row = None
+    context: Context = {}
+    if is_storable(name):  # No row has another name.
+        row = RateLimitRule.objects.filter(name=name).first()
+        context["overrides"] = _override_rows(request, name)
+    try:
+        limits = _keyed_limits(name, row)
+        context |= {"key": limits.key, "states": limits.shared_states()}
+        if row is not None:
+            context["preview"] = preview(request, row)
+    except RuleError as error:
+        messages.error(request, _("The stored rule is invalid: %s") % error.localized())
+    return {**context, "rule": row}
+
+
 def _override_rows(request: HttpRequest, name: str) -> list[tuple[int, str, str]]:
-    """Return the overrides that name a limit: id, client and effect of each."""
+    """Return the overrides that name a limit: id, client and effect of each.
+
+    The list is empty if the user may not see them.
+    """
+    if not may_see_overrides(request):
+        return []
     rows = RateLimitOverride.objects.lasting().filter(rule=name).select_related("user")
     return [
         (row.pk, override_words(request, row), str(row.get_effect_display()))

@@ -131,7 +131,7 @@ class OverrideForm(AskingForm):
 
 
 def own_proxy(request: HttpRequest) -> str | None:
-    """Return the address of the proxy that forwarded the request, if its headers name one."""
+    """Return the address of the proxy that forwarded the request; None if no header names one."""
     peer = parse_address(request.META.get("REMOTE_ADDR") or "")
     if peer is None or not {"HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"} & request.META.keys():
         return None
@@ -174,25 +174,24 @@ def override_effects(rule: str, effect: str, rate: str, burst: int | None) -> li
     if effect == "limit":
         parsed = Rate.parse(rate)
     effects = []
-    for known in known_limits():
-        if rule not in (EVERY_RULE, known.place):
+    for limit in known_limits():
+        if rule not in (EVERY_RULE, limit.place):
             continue
         if parsed is not None:
-            after = _limit_words_at_rate(known.limit, parsed, burst)
+            after = _limit_words_at_rate(limit.limit, parsed, burst)
         elif effect == "exempt":
             after = _("no limit")
         else:
             after = _("every request is refused")
-        before = add_tier(known.reading, known.limit)
-        effects.append(LimitEffect(place_words(known.place), before, after))
+        before = add_tier(limit.reading, limit.limit)
+        effects.append(LimitEffect(place_words(limit.place), before, after))
     return list(dict.fromkeys(effects))
 
 
 def _limit_words_at_rate(limit: Limit, rate: Rate, burst: int | None) -> str:
-    """Return a limit at the rate of an override in words."""
-    if "burst" not in limit.kind.options:
-        burst = None
+    """Return a limit at the rate of an override in words. Only buckets have a burst."""
+    has_burst = "burst" in limit.kind.options
     try:
-        return limit_words([limit.at_rate(rate, burst, "override")])
+        return limit_words([limit.at_rate(rate, burst if has_burst else None, "override")])
     except LimitError as error:
         return _("unchanged, because the override does not fit: %s") % error

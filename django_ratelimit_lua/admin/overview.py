@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
 from django.core.checks import WARNING
@@ -12,8 +11,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from ..exceptions import StoreError
-from ..extension import Section
 from ..limits.rate import SECOND
 from ..models import RateLimitChange, RateLimitRevision
 from ..models.rule import rules_database
@@ -51,7 +48,6 @@ class OverviewPage(Page):
 
 def overview_context(request: HttpRequest) -> Context:
     """Return the context of the page."""
-    sections: list[Section] = []
     outage = None
     try:
         state = health()
@@ -59,15 +55,13 @@ def overview_context(request: HttpRequest) -> Context:
     except ImproperlyConfigured as error:  # The system checks explain it.
         state = Health(False, 0.0, str(error), 0, False)
     problems = list(dict.fromkeys(_problems(request, state)))
-    with suppress(StoreError):  # The page says it, see `audited`.
-        sections = extension_sections(request)
     return {
         "problems": problems[:MAX_PROBLEMS],
         "more_problems": len(problems[MAX_PROBLEMS:]),
         "is_available": state.ok,
         "outage": outage and _outage_words(outage),
         "revision": state.revision,
-        "sections": sections,
+        "sections": extension_sections(request),
         "changes": _last_changes(request),
     }
 
@@ -114,8 +108,7 @@ def _unpublished_changes(request: HttpRequest, *, is_available: bool) -> Iterato
         live = provider.refresh_ruleset().revision.number
         if saved > live:
             words = _("Revision %(saved)s is saved, but revision %(live)s is in force.")
-            numbers = {"saved": saved, "live": live}
-            yield Problem(words % numbers, hint, url, _("View changes"))
+            yield Problem(words % {"saved": saved, "live": live}, hint, url, _("View changes"))
 
 
 def _last_changes(request: HttpRequest) -> list[Context]:

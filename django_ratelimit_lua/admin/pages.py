@@ -201,18 +201,18 @@ def may_see_rules(request: HttpRequest) -> bool:
 def extension_sections(request: HttpRequest, name: str = "") -> list[Section]:
     """Return the sections that optional apps add to a page, problems first.
 
-    `sections.html` shows them.
+    `sections.html` shows them. There are none if Redis is unavailable.
 
     Args:
         request: The request for the page.
         name: The limit that the page is about; empty: the page *Overview*.
-
-    Raises:
-        StoreError: Redis is unavailable.
     """
-    sections = [
-        section for extension in extensions for section in _sections_of(extension, request, name)
-    ]
+    sections: list[Section] = []
+    try:
+        for extension in extensions:
+            sections += _sections_of(extension, request, name)
+    except StoreError:  # The page reports it, see `audited`.
+        return []
     return sorted(sections, key=lambda section: not section.is_problem)
 
 

@@ -47,7 +47,10 @@ MAX_OVERRIDES = 50
 
 
 def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
-    """Return the context of `preview.html` for a form that may be incomplete."""
+    """Return the context of `preview.html` for a form that may be incomplete.
+
+    If the URL names a rule, the form edits that one. Nothing is saved.
+    """
     if not posted.get("rate") and not posted.get("exempt"):
         return {"hint": _("Enter a limit to see what it would do.")}
     values = posted.copy()
@@ -139,7 +142,9 @@ def allowances(
         limits[limit.variant.removeprefix(f"{TIER}:")].append(limit)
     if not limits:
         return []
-    listed = [Allowance(tier or _("everyone"), limit_words(each)) for tier, each in limits.items()]
+    listed = [
+        Allowance(tier or _("everyone"), limit_words(of_tier)) for tier, of_tier in limits.items()
+    ]
     first = limits[""][0]
     for override in _rate_overrides(row):
         limit = override.override().apply_to(first)
@@ -212,9 +217,9 @@ def simulate(limits: Sequence[Limit], cost: int = 1) -> Simulation:
         StoreError: Redis is unavailable.
     """
     name = uuid.uuid4().hex
-    own = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
-    hits = [_send_requests(own, at, number, cost) for at, number in _plan_requests(limits[0])]
-    get_store().reset(build_call([Charge(limit, digest("preview")) for limit in own], "peek"))
+    copies = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]
+    hits = [_send_requests(copies, at, number, cost) for at, number in _plan_requests(limits[0])]
+    get_store().reset(build_call([Charge(limit, digest("preview")) for limit in copies], "peek"))
     return Simulation(2 * limits[0].rate.period, hits)
 
 
@@ -247,14 +252,12 @@ def draw_plot(simulation: Simulation) -> SafeString:
     """Return the cumulative numbers of requests of a simulation as an SVG."""
     seconds = simulation.seconds
     hits = simulation.hits
-    most = sum(hit.sent for hit in hits) or 1
+    total = sum(hit.sent for hit in hits) or 1
     context = {
-        "words": describe_hits(simulation.hits),
-        "sent": _path_of_steps([(hit.at / seconds, hit.sent / most) for hit in simulation.hits]),
-        "allowed": _path_of_steps(
-            [(hit.turn / seconds, hit.allowed / most) for hit in simulation.hits]
-        ),
-        "most": number_words(most),
+        "words": describe_hits(hits),
+        "sent": _path_of_steps([(hit.at / seconds, hit.sent / total) for hit in hits]),
+        "allowed": _path_of_steps([(hit.turn / seconds, hit.allowed / total) for hit in hits]),
+        "most": number_words(total),
         "half": duration_words(seconds / 2),
         "end": duration_words(seconds),
     }

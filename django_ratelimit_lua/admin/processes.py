@@ -77,13 +77,15 @@ class ProcessPage(Page):
         return super().has_module_permission(request) and has_split_limits()
 
     def view(self, request: HttpRequest) -> HttpResponse:
-        """Show the processes, or save the weights that were sent."""
+        """Show the processes, or save the weights that were sent. Raises `PermissionDenied`."""
+        is_known = True
+        processes: Sequence[Process] = ()
         try:
-            processes: Sequence[Process] | None = live_processes()
+            processes = live_processes()
         except StoreError:  # The page shows a warning.
-            processes = None
+            is_known = False
         stored = dict(RateLimitHost.objects.values_list("name", "weight"))
-        live = group_by_host(processes or (), stored)
+        live = group_by_host(processes, stored)
         gone = [Host(name, 0, ()) for name in sorted(stored.keys() - {host.name for host in live})]
         listed = [*live, *gone]
         posted = None
@@ -99,8 +101,8 @@ class ProcessPage(Page):
         total = sum(host.weight for host in live)
         context = {
             "rows": [_host_row(host, total, form) for host in listed],
-            "number": len(processes or ()),
-            "is_known": processes is not None,
+            "number": len(processes),
+            "is_known": is_known,
             "may_edit": may(request, "change_ratelimitrule"),
         }
         return page_response(self, request, "processes.html", context)

@@ -98,7 +98,7 @@ class LimitList(ChangeList):
                 text = f"{limit.name} {limit.words}".lower()
                 if all(word in text for word in words):
                     limits.append(limit)
-        rows: dict[str, RateLimitRule | None] = dict.fromkeys([limit.name for limit in limits])
+        rows: dict[str, RateLimitRule | None] = {limit.name: None for limit in limits}
         rows |= {rule.name: rule for rule in self.result_list}
         columns = [column for column in self.list_display if isinstance(column, ListColumn)]
         for column in columns:
@@ -214,15 +214,16 @@ class RuleAdmin(LimitPages, ActingAdmin):
     ) -> HttpResponse | None:
         """Switch rules to a mode one by one, so that each has an entry in Django's log.
 
-        To turn them off, or to refuse every client, has to be confirmed.
+        To turn them off, or to refuse every client, has to be confirmed: then the page that asks
+        for it is returned. None: the rules are switched.
         """
         rules = list(queryset.exclude(mode=mode))
         warnings = []
         for rule in rules:
-            before = rule.mode
+            old_mode = rule.mode
             rule.mode = mode
             with suppress(RuleError):  # An invalid rule can be turned off as well.
-                warnings += [f"{rule}: {text}" for _field, text in confirmations(rule, before)]
+                warnings += [f"{rule}: {text}" for _field, text in confirmations(rule, old_mode)]
         if warnings and not _is_confirmed(request, warnings):
             return self.ask_to_confirm(request, warnings)
         for rule in rules:
@@ -279,7 +280,8 @@ class RuleAdmin(LimitPages, ActingAdmin):
             try:
                 context["preview"] = preview(request, rule)
             except RuleError as error:
-                texts = " ".join(each.localized() for each in error.each[:MAX_PROBLEMS])
+                problems_of_rule = error.each[:MAX_PROBLEMS]
+                texts = " ".join(problem.localized() for problem in problems_of_rule)
                 messages.error(request, _("The stored rule is invalid: %s") % texts)
         if rule is not None:
             context["limit_url"] = limit_url(request, rule.name)
