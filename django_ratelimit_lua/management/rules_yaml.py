@@ -35,7 +35,7 @@ class _Loader(yaml.SafeLoader):
     yaml_constructors = {}  # noqa: RUF012 - an attribute of the instance for mypy
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuse an alias."""
+        """Read the next node; None at the end. Refuse an alias."""
         if self.check_event(yaml.AliasEvent):
             problem = "aliases (*) are not supported; write the value again"
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
@@ -148,12 +148,12 @@ def load(text: str, source: str = "Rules") -> dict[str, Spec]:
     """
     specs: dict[str, Spec] = {}
     problems: list[RuleError] = []
-    for where, given in read_items(text, source):
+    for where, item in read_items(text, source):
         try:
-            name = compile(given, plain=True, where=where).name
+            name = compile(item, plain=True, where=where).name
             if name in specs:
                 raise RuleError("name", f"two rules have the name {name}", where=where)
-            specs[name] = RateLimitRule.from_spec(given).spec
+            specs[name] = RateLimitRule.from_spec(item).spec
         except RuleError as error:
             problems.append(error)
     if problems:
@@ -171,9 +171,9 @@ def plan(text: str, source: str = "Rules") -> list[RuleChange]:
     Raises:
         RuleError: As in `load`, or a changed rule needs an optional app that is not installed.
     """
-    after = load(text, source)
-    before = _stored_specs()
-    changes = [RuleChange(name, before.get(name), after.get(name)) for name in after | before]
+    wanted = load(text, source)
+    stored = _stored_specs()
+    changes = [RuleChange(name, stored.get(name), wanted.get(name)) for name in wanted | stored]
     changes = [change for change in changes if change.before != change.after]
     for change in changes:
         refuse_absent(change.after or {}, f"{source}: rule {change.name!r}")
@@ -191,11 +191,11 @@ def summary(changes: Sequence[RuleChange], auxiliary: str = "") -> str:
     >>> summary([added]), summary([added], "would be "), summary([])
     ('1 rule added', '1 rule would be added', '0 rules changed')
     """
-    numbers = Counter(change.action for change in changes) or {"changed": 0}
+    by_action = Counter(change.action for change in changes) or {"changed": 0}
     return ", ".join(
-        f"{count_words(numbers[action], 'rule')} {auxiliary}{action}"
+        f"{count_words(by_action[action], 'rule')} {auxiliary}{action}"
         for action in MARKS
-        if action in numbers
+        if action in by_action
     )
 
 
@@ -211,19 +211,19 @@ def apply(changes: Sequence[RuleChange]) -> None:
                 row = stored.pop(change.name, RateLimitRule())
                 row.assign(change.after)
                 rows.append(row)
-                columns |= _columns(change.before or change.after, change.after)
+                columns |= _changed_columns(change.before or change.after, change.after)
         if columns:
             rules.bulk_update([row for row in rows if row.pk], columns)
         rules.bulk_create([row for row in rows if row.pk is None])
         rules.filter(name__in=stored).delete()
 
 
-def _columns(before: Spec, after: Spec) -> set[str]:
+def _changed_columns(old: Spec, new: Spec) -> set[str]:
     """Return the columns of a row that differ. An update of all of them takes four times longer."""
     return {
         name if name in COLUMNS else "options"
-        for name in {**before, **after}
-        if before.get(name) != after.get(name)
+        for name in {*old, *new}
+        if old.get(name) != new.get(name)
     }
 
 
@@ -237,8 +237,8 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
         mode = ""
         if change.before is not None:
             mode = change.before.get("mode", "enforce")
-        known = _find_warnings(change.before)
-        new = [text for text in _find_warnings(change.after, mode) if text not in known]
+        old = _find_warnings(change.before)
+        new = [text for text in _find_warnings(change.after, mode) if text not in old]
         if new:
             warnings[change.name] = new
     return warnings

@@ -59,19 +59,19 @@ class ActiveBan:
         return self.known is not None and self.known.mode == "shadow"
 
 
-def active_bans(most: int = MAX_LISTED, identities: Collection[str] = ("",)) -> list[ActiveBan]:
+def active_bans(number: int = MAX_LISTED, identities: Collection[str] = ("",)) -> list[ActiveBan]:
     """Return the bans in force, in the order of their ends.
 
     Args:
-        most: The maximum number of bans. If there are more, those that end last are returned.
+        number: The maximum number of bans. If there are more, those that end last are returned.
         identities: Only bans of identities whose digests begin with one of these texts.
 
     Raises:
         StoreError: Redis is unavailable.
     """
-    prefixes = tuple(b"%b{%b" % (conf.CACHE_PREFIX, each.encode()) for each in identities)
+    prefixes = tuple(b"%b{%b" % (conf.CACHE_PREFIX, digest.encode()) for digest in identities)
     ends = {key: until for key, until in ban_list.read().items() if key.startswith(prefixes)}
-    keys = list(ends)[:most]
+    keys = list(ends)[:number]
     keys.reverse()  # The list begins with the latest end.
     texts = read_descriptions(keys)
     limits = _banning_limits()

@@ -155,7 +155,10 @@ class _Explainer:
         self._decide(planner)
 
     def _find_places(self, ruleset: Ruleset) -> list[Place] | None:
-        """Return the rules that the middleware applies; None if the request is exempt."""
+        """Return the rules that the middleware applies; None if the request is exempt.
+
+        The explanation gets the name of what exempts it.
+        """
         matching = ruleset.matching(self.request)
         exempting = [rule.name for rule in matching if rule.template is None]
         if is_exempt(self.request):
@@ -280,7 +283,7 @@ def explained_limits(
             charge = planned.charge._replace(limit=override.apply_to(limit))
             is_skipped = charge.limit is limit
             planned = replace(planned, charge=charge)
-        rates = [each for each in overrides if each.rate is not None and each.rule == planned.name]
+        rates = [row for row in overrides if row.rate is not None and row.rule == planned.name]
         explained.append(
             ExplainedLimit(
                 name=limit.name,
@@ -307,11 +310,11 @@ def _counting_limits(
     limits = [limit]
     if rule is not None and rule.template is not None:
         templates = [rule.template, *dict(rule.template.tiers).values()]
-        limits += [each for template in templates for each in template.limits(rule.name)]
-    limits = [each for each in limits if each.name == limit.name or each.name not in names]
-    limits += [override.apply_to(each) for each in limits for override in overrides]
+        limits += [tier for template in templates for tier in template.limits(rule.name)]
+    limits = [tier for tier in limits if tier.name == limit.name or tier.name not in names]
+    limits += [override.apply_to(tier) for tier in limits for override in overrides]
     # Of limits with one count, the first stays.
-    return list({each.key_part: each for each in reversed(limits)}.values())
+    return list({tier.key_part: tier for tier in reversed(limits)}.values())
 
 
 def add_tier(reading: str, limit: Limit) -> str:
@@ -326,7 +329,7 @@ def _overrides_of(planner: Planner) -> list[Override]:
 
 
 def _blocking_row(planner: Planner) -> RateLimitOverride | None:
-    """Return the override that blocks the request without any rule, if one does."""
+    """Return the override that blocks the request without any rule; None if none does."""
     if all(decided.charge.limit is not NOTHING for decided in planner.charges):
         return None
     return find_row(find_strongest(_overrides_of(planner), EVERY_RULE, now_us()))
@@ -403,7 +406,10 @@ def _name_clients(
     for limit in limits:
         digest = limit.charge.digest.decode()
         identity = limit.planned.identity
-        names[digest] = recorded.get(digest, ()) if identity is None else display_name(identity)
+        if identity is None:
+            names[digest] = recorded.get(digest, ())
+        else:
+            names[digest] = display_name(identity)
     return names
 
 
@@ -417,7 +423,7 @@ def unique_charges(charges: Sequence[Charge]) -> list[Charge]:
         if limit.ban is not None:
             ban = (charge.digest, limit.ban.key_part)
             if ban in bans:
-                charge = charge._replace(limit=limit.without_bans())
+                limit = limit.without_bans()
             bans.add(ban)
-        unique.append(charge)
+        unique.append(charge._replace(limit=limit))
     return unique

@@ -21,9 +21,8 @@ def number_words(number: float) -> str:
     ...     number_words(1234.56)
     '1.234,6'
     """
-    if isinstance(number, float):
-        number = round(number, 1)
-    return formats.number_format(number, use_l10n=True, force_grouping=True)
+    rounded = round(number, 1)  # A whole number stays whole.
+    return formats.number_format(rounded, use_l10n=True, force_grouping=True)
 
 
 def count_words(number: int, noun: str) -> str:
@@ -60,16 +59,16 @@ def share_words(share: float) -> str:
     return gettext("%(share)s%%") % {"share": formats.number_format(round(percent, digits), digits)}
 
 
-def between_words(least: int, most: int) -> str:
+def between_words(minimum: int, maximum: int) -> str:
     """Return a number with its error from its bounds: "38 ± 2".
 
     >>> between_words(38, 38), between_words(36, 40)
     ('38', '38 ± 2')
     """
-    error = -(-(most - least) // 2)
+    error = -(-(maximum - minimum) // 2)
     if not error:
-        return number_words(most)
-    return f"{number_words(most - error)} ± {number_words(error)}"
+        return number_words(maximum)
+    return f"{number_words(maximum - error)} ± {number_words(error)}"
 
 
 def milliseconds_words(seconds: float) -> str:

@@ -246,8 +246,9 @@ def open_reference(text: str) -> OpenedReference:
     if reference.is_block:
         overrides = RateLimitOverride.objects.filter(subject__startswith=reference.digest_prefix)
     else:
-        known = [limit for limit in known_limits() if reference.is_of(limit.name)]
-        limits = {(limit.name, limit.source, limit.reading): limit for limit in known}
+        for limit in known_limits():
+            if reference.is_of(limit.name):
+                limits[limit.name, limit.source, limit.reading] = limit
     return OpenedReference(
         reference=reference.text,
         at=datetime.datetime.fromtimestamp(reference.moment, datetime.UTC),

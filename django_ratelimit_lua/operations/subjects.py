@@ -99,11 +99,11 @@ class Subject(NamedTuple):
         """Return the blocks in force on larger networks that contain an address or network."""
         if not self.address:
             return []
-        own = network_words(parse_network(self.address))
+        network = network_words(parse_network(self.address))
         return [
             override
             for override in network_overrides(self.address)
-            if override.effect == "block" and override.network != own
+            if override.effect == "block" and override.network != network
         ]
 
     def new_override(self, **values: Any) -> RateLimitOverride:
@@ -120,11 +120,11 @@ class Subject(NamedTuple):
         return override
 
 
-def network_overrides(network: str) -> list[RateLimitOverride]:
+def network_overrides(text: str) -> list[RateLimitOverride]:
     """Return the overrides in force on a network (or an address), and on those that contain it."""
-    own = parse_network(network)
-    containing = [own.supernet(new_prefix=length) for length in range(own.prefixlen + 1)]
-    texts = [network_words(each) for each in containing]
+    network = parse_network(text)
+    lengths = range(network.prefixlen + 1)
+    texts = [network_words(network.supernet(new_prefix=length)) for length in lengths]
     return list(RateLimitOverride.objects.active().filter(network__in=texts))
 
 
@@ -190,7 +190,7 @@ def end_overrides(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverr
 
 
 def find_user(name: str) -> User | None:
-    """Return the user of that name or primary key, or None."""
+    """Return the user of that name or primary key; None if no user has it."""
     model = get_user_model()
     for field in (model.USERNAME_FIELD, "pk"):
         # Not every text can be a primary key, or is accepted by every database.

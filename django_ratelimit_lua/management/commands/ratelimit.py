@@ -56,8 +56,8 @@ class Command(Printer):
         """Run a verb, or list all of them. Expected errors are printed without a traceback."""
         if verb is None:
             width = max(map(len, verbs))
-            for known in verbs.values():
-                self.write(f"{known.name:{width}}  {known.help}")
+            for listed in verbs.values():
+                self.write(f"{listed.name:{width}}  {listed.help}")
             return
         try:
             with acting(f"ratelimit {verb.name}"):

@@ -27,10 +27,10 @@ class Printer(BaseCommand):
 
     def warn_if_unpublished(self, why: str = "") -> None:
         """Warn if saved changes are not live, with the remedy. `why` is the reason, if known."""
-        why = why or triggers.unpublished
-        if why:
+        reason = why or triggers.unpublished
+        if reason:
             self.warn(
-                f"Saved, but not published yet: {why.rstrip('.')}. When "
+                f"Saved, but not published yet: {reason.rstrip('.')}. When "
                 "that is resolved, processes that serve requests publish the change "
                 "within about ten seconds. To publish it at once, run `manage.py "
                 "ratelimit publish`."

@@ -47,6 +47,7 @@ MAX_LENGTH = 4 * 1024 * 1024
 
 @verb("rules list", "list the rules in force, in their order, and where each is defined")
 def _list_rules(command: Printer, options: VerbOptions) -> None:
+    """Print the rules, the problems of skipped ones, and where they come from without Redis."""
     ruleset = provider.reload_ruleset()
     if not provider.is_answered:
         source = "the database and the settings"
@@ -75,9 +76,8 @@ def _show_rule(command: Printer, options: VerbOptions) -> None:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise CommandError(f"no rule or limit in the code is named {name!r}{hint}")
     if rule is not None:
-        given = rule.spec
-        command.write(f"{name} ({rule.source}): {describe_rule(given)}")
-        for field, value in given.items():
+        command.write(f"{name} ({rule.source}): {describe_rule(rule.spec)}")
+        for field, value in rule.spec.items():
             command.write(f"  {field}: {value}")
     for site in sites:
         command.write(f"in the code: {site.words}, in {site.place or place_words(name)}")
@@ -144,10 +144,10 @@ def _set_mode(command: Printer, options: VerbOptions) -> None:
     if rule is None:
         names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
         raise CommandError(f"the admin has no rule {name!r}; known rules: {names}")
-    before = rule.mode
+    old_mode = rule.mode
     rule.mode = mode
     with suppress(RuleError):  # An invalid rule can be turned off as well.
-        texts = [str(text) for _field, text in confirmations(rule, before)]
+        texts = [str(text) for _field, text in confirmations(rule, old_mode)]
         require_confirmation(options, texts)
     rule.set_mode(mode)
     command.write(f"{rule.name}: {rule.describe()}")
@@ -246,18 +246,16 @@ def _list_changes(command: Printer, options: VerbOptions) -> None:
             by = f" by {change.by}" if change.by else ""
             command.write(f"{format_moment(change.at)} {what}{by}")
         return
-    before = timezone.now() - timedelta(seconds=parse_seconds("--prune", options["prune"]))
-    action = "deleted"
+    oldest = timezone.now() - timedelta(seconds=parse_seconds("--prune", options["prune"]))
     if options["dry_run"]:
         action = "would delete"
-        counts = {
-            name: rows.count()
-            for name, rows in publisher.outdated_rows(rules_database(), before).items()
-        }
+        outdated = publisher.outdated_rows(rules_database(), oldest)
+        counts = {name: rows.count() for name, rows in outdated.items()}
     else:
-        counts = publisher.prune_rows(rules_database(), before)
-    numbers = ", ".join(f"{name} {number:,}" for name, number in counts.items())
-    command.write(f"{action} rows from before {format_moment(before)}: {numbers}")
+        action = "deleted"
+        counts = publisher.prune_rows(rules_database(), oldest)
+    texts = ", ".join(f"{name} {number:,}" for name, number in counts.items())
+    command.write(f"{action} rows from before {format_moment(oldest)}: {texts}")
 
 
 @verb(
