@@ -85,8 +85,7 @@ class BanPage(ActionPage):
 def _lift_listed_bans(request: HttpRequest, bans: Sequence[ActiveBan], action: str) -> None:
     """Lift these bans, and report their number."""
     if not bans:
-        problem = _("No bans were lifted: select bans that are still in force.")
-        messages.warning(request, problem)
+        messages.warning(request, _("No bans were lifted: select bans that are still in force."))
         return
     lift_bans(bans, forget=action == "forget")
     text = ngettext("%(number)d ban is lifted.", "%(number)d bans are lifted.", len(bans))

@@ -239,7 +239,7 @@ def _network_context(request: HttpRequest, network: str) -> Context:
 def _count_overrides(network: str) -> int:
     """Return how many overrides in force are about a network, a part of it or one around it."""
     networks = RateLimitOverride.objects.active().exclude(network="")
-    return sum(overlaps(each, network) for each in networks.values_list("network", flat=True))
+    return sum(overlaps(other, network) for other in networks.values_list("network", flat=True))
 
 
 def _client_rows(request: HttpRequest, text: str, clients: Sequence[FoundClient]) -> list[Context]:
@@ -270,11 +270,11 @@ def _reference_context(request: HttpRequest, text: str, named: dict[str, Name]) 
     except BadReferenceError:
         return {}
     places = {limit.place for limit in opened.limits}
-    name = places.pop() if len(places) == 1 else ""
-    known = [item for item in sorted(named.items()) if item[0].startswith(opened.digest_prefix)]
-    if text.isalnum() and not (opened.limits or opened.overrides or known):
+    place = places.pop() if len(places) == 1 else ""
+    clients = [item for item in sorted(named.items()) if item[0].startswith(opened.digest_prefix)]
+    if text.isalnum() and not (opened.limits or opened.overrides or clients):
         return {}  # Any word of 12 letters could be a reference.
-    keys = {"+".join(kind for kind, _value in client) for _digest, client in known}
+    keys = {"+".join(kind for kind, _value in name) for _digest, name in clients}
     # The digest is of the identity under the limit that refused.
     limits = [limit for limit in opened.limits if limit.key in keys] or opened.limits
     return {
@@ -282,7 +282,7 @@ def _reference_context(request: HttpRequest, text: str, named: dict[str, Name]) 
         "limits": [
             (limit, place_words(limit.place), limit_url(request, limit.place)) for limit in limits
         ],
-        "clients": client_links(request, known[:MAX_LISTED], name),
+        "clients": client_links(request, clients[:MAX_LISTED], place),
         "may_see_overrides": may_see_overrides(request),
         "may_see_names": may_see_names(request),
     }

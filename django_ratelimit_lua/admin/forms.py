@@ -326,9 +326,7 @@ class RuleForm(AskingForm):
         super()._post_clean()
         if self.errors or not self.is_editable or not self.is_asking:
             return
-        mode = ""
-        if self.instance.pk is not None:
-            mode = self.initial["mode"]
+        mode = self.initial["mode"] if self.instance.pk is not None else ""
         self.ask_to_confirm(confirmations(self.instance, mode))
 
     def check_row(self) -> None:

@@ -208,9 +208,7 @@ def undo_label(change: RateLimitChange, row: RateLimitRule | None) -> str:
         change: The change.
         row: The rule as it is now, if it exists.
     """
-    current = None
-    if row is not None:
-        current = row.spec
+    current = row.spec if row else None
     if change.kind != RateLimitChange.Kind.RULE or change.before in (None, current):
         return ""
     if change.after == current:
@@ -271,9 +269,10 @@ class ChangeAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: models.QuerySet[models.Model], search_term: str
     ) -> tuple[models.QuerySet[models.Model], bool]:
         """Search the names that the user may see."""
+        visible = queryset
         if search_term and not may_see_names(request):
-            queryset = queryset.exclude(kind=RateLimitChange.Kind.OVERRIDE)
-        return super().get_search_results(request, queryset, search_term)
+            visible = queryset.exclude(kind=RateLimitChange.Kind.OVERRIDE)
+        return super().get_search_results(request, visible, search_term)
 
     def render_change_form(
         self, request: HttpRequest, context: Context, *args: Any, **kwargs: Any

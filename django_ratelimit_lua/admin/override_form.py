@@ -170,9 +170,7 @@ def override_effects(rule: str, effect: str, rate: str, burst: int | None) -> li
     Raises:
         LimitError: The rate is invalid.
     """
-    parsed = None
-    if effect == "limit":
-        parsed = Rate.parse(rate)
+    parsed = Rate.parse(rate) if effect == "limit" else None
     effects = []
     for limit in known_limits():
         if rule not in (EVERY_RULE, limit.place):

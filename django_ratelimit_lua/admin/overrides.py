@@ -169,8 +169,7 @@ class OverrideAdmin(ActingAdmin):
         else:
             number = int(burst) if burst.isdecimal() else None
             try:
-                effects = override_effects(values.get("rule", ""), effect, rate, number)
-                context["effects"] = effects
+                context["effects"] = override_effects(values.get("rule", ""), effect, rate, number)
             except LimitError as error:
                 context["problem"] = error
         template = "admin/django_ratelimit_lua/ratelimitoverride/effect.html"

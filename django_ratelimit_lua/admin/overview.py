@@ -72,8 +72,10 @@ def _outage_words(outage: Outage) -> str:
     if outage.end is None:
         return _("Redis has not decided limits since %(start)s.") % moments
     moments["end"] = _second_words(outage.end)
-    text = _("Redis did not decide limits from %(start)s to %(end)s, as seen by this process.")
-    return text % moments
+    return (
+        _("Redis did not decide limits from %(start)s to %(end)s, as seen by this process.")
+        % moments
+    )
 
 
 def _second_words(seconds: float) -> str:

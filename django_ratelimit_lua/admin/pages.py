@@ -89,10 +89,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save a row, unless another user has changed it since it was read."""
-        expected = None
-        if change:
-            expected = obj.revision
-        obj.save(expected=expected)
+        obj.save(expected=obj.revision if change else None)
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
@@ -184,7 +181,7 @@ def page_response(
         "media": model_admin.media,
     }
     return TemplateResponse(
-        request, f"admin/{model_admin.opts.app_label}/{template}", {**frame, **context}
+        request, f"admin/{model_admin.opts.app_label}/{template}", frame | context
     )
 
 

@@ -177,11 +177,12 @@ def _describe_limit(limit: Limit) -> str:
     rate = rate_words(str(limit.rate))
     if not limit.kind.is_bucket:
         return rate
-    words = _("%(rate)s, up to %(number)s at once")
-    number = limit.capacity
     if limit.kind.waits_anyway:
         words = _("%(rate)s, one at a time, and up to %(number)s wait")
-        number -= 1
+        number = limit.capacity - 1
+    else:
+        words = _("%(rate)s, up to %(number)s at once")
+        number = limit.capacity
     return words % {"rate": rate, "number": number_words(number)}
 
 
@@ -242,9 +243,7 @@ def _send_requests(limits: Sequence[Limit], at: float, number: int, cost: int) -
     charges = [Charge(limit, digest("preview"), units) for limit in limits]
     now = START_US + round(at * SECOND)
     decision = get_store().decide(build_call(charges, partial=number > 1, now=now))
-    allowed = number * decision.allowed
-    if cost:
-        allowed = decision.granted // cost
+    allowed = decision.granted // cost if cost else number * decision.allowed
     return Hit(at, number, at + decision.wait, allowed)
 
 

@@ -280,8 +280,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
             try:
                 context["preview"] = preview(request, rule)
             except RuleError as error:
-                problems_of_rule = error.each[:MAX_PROBLEMS]
-                texts = " ".join(problem.localized() for problem in problems_of_rule)
+                texts = " ".join(problem.localized() for problem in error.each[:MAX_PROBLEMS])
                 messages.error(request, _("The stored rule is invalid: %s") % texts)
         if rule is not None:
             context["limit_url"] = limit_url(request, rule.name)
@@ -333,9 +332,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
         if request.method != "POST" or not may_undo(request) or not change.before:
             raise PermissionDenied
         current = rule_of(change)
-        mode = ""
-        if current is not None:
-            mode = current.mode
+        mode = current.mode if current else ""
         try:
             if request.POST.get("revision", revision_of(current)) != revision_of(current):
                 raise Conflict(current)

@@ -60,9 +60,7 @@ def health() -> Health:
         seconds = Clock.monotonic() - started
         error = str(failure)
     ruleset = get_ruleset()
-    revision = 0
-    if ruleset is not None:
-        revision = ruleset.revision.number
+    revision = ruleset.revision.number if ruleset else 0
     return Health(
         ok=error is None,
         seconds=seconds,
