@@ -82,13 +82,13 @@ def one_change(using: str) -> Iterator[None]:
         yield
         return
     with transaction.atomic(using):
-        lines: list[RateLimitChange] = []
-        token = _batches.set({**batches, using: lines})
+        entries: list[RateLimitChange] = []
+        token = _batches.set({**batches, using: entries})
         try:
             yield
         finally:
             _batches.reset(token)
-        _write_history(using, _merge_by_row(lines))
+        _write_history(using, _merge_by_row(entries))
 
 
 class AuditedQuerySet(models.QuerySet[M]):
@@ -159,13 +159,13 @@ class AuditedQuerySet(models.QuerySet[M]):
             self._raise_revisions([row.pk for row in rows])
             before = specs_of(self.model, rows, self.db)
             stored = {row.pk: row for row in before}
-            changed = {*fields}
+            saved_fields = set(fields)
             for row in rows:
                 if row.pk in stored:
                     row.revision = stored[row.pk].revision
-                    changed |= _different_fields(stored[row.pk], row)
+                    saved_fields |= _different_fields(stored[row.pk], row)
             manager = self.model._base_manager.using(self.db)
-            count = manager.bulk_update(rows, changed, batch_size or BATCH)
+            count = manager.bulk_update(rows, saved_fields, batch_size or BATCH)
             record_changes(self.db, before, specs_of(self.model, rows, self.db))
         return count
 
@@ -249,37 +249,42 @@ def record_changes(
 ) -> None:
     """Record the rows that differ, and raise the revision when `one_change` ends."""
     with one_change(using):
-        lines = (_batches.get() or {})[using]
+        entries = (_batches.get() or {})[using]
         for row in {**before, **after}:
             old, new = before.get(row), after.get(row)
             if old == new:
                 continue
-            line = RateLimitChange(
+            entry = RateLimitChange(
                 by=current_actor(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300]
             )
-            _set_specs(line, old, new)
-            lines.append(line)
+            _set_specs(entry, old, new)
+            entries.append(entry)
             if old is not None and new is not None:
                 row.update_references(old, new, using)
 
 
-def _write_history(using: str, lines: Sequence[RateLimitChange]) -> None:
+def _write_history(using: str, changes: Sequence[RateLimitChange]) -> None:
     """Write the history, and raise the revision.
 
     If there are too many changes to record one by one, one entry stands for all of them.
     """
-    if not lines:
+    if not changes:
         return
-    overrides = [line for line in lines if line.kind == RateLimitChange.Kind.OVERRIDE]
-    sections = {section_number(line.object_id) for line in overrides if line.object_id is not None}
-    has_rules = len(overrides) < len(lines)
+    overrides = [entry for entry in changes if entry.kind == RateLimitChange.Kind.OVERRIDE]
+    sections = {
+        section_number(entry.object_id) for entry in overrides if entry.object_id is not None
+    }
+    has_rules = len(overrides) < len(changes)
     raised = RateLimitRevision.increment(using, rules=has_rules, sections=sections)
-    entries = lines
-    if len(lines) > MAX_RECORDED:
-        name = _("%(number)d rows") % {"number": len(lines)}
+    entries = changes
+    if len(changes) > MAX_RECORDED:
+        name = _("%(number)d rows") % {"number": len(changes)}
         entries = [
             RateLimitChange(
-                by=lines[0].by, kind=lines[0].kind, action=RateLimitChange.Action.BULK, name=name
+                by=changes[0].by,
+                kind=changes[0].kind,
+                action=RateLimitChange.Action.BULK,
+                name=name,
             )
         ]
     for entry in entries:
@@ -288,29 +293,29 @@ def _write_history(using: str, lines: Sequence[RateLimitChange]) -> None:
     rules_changed.send(RateLimitRevision, using=using)
 
 
-def _merge_by_row(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
+def _merge_by_row(entries: Sequence[RateLimitChange]) -> list[RateLimitChange]:
     """Change the first entry of each row to end with the row's last version, and return it.
 
     Rows that are in the end as they were before have no entry.
     """
     merged: dict[tuple[str, int | None], RateLimitChange] = {}
-    for line in lines:
-        first = merged.setdefault((line.kind, line.object_id), line)
-        first.name = line.name
-        _set_specs(first, first.before, line.after)
-    return [line for line in merged.values() if line.before != line.after]
+    for entry in entries:
+        first = merged.setdefault((entry.kind, entry.object_id), entry)
+        first.name = entry.name
+        _set_specs(first, first.before, entry.after)
+    return [entry for entry in merged.values() if entry.before != entry.after]
 
 
-def _set_specs(line: RateLimitChange, before: Spec | None, after: Spec | None) -> None:
+def _set_specs(entry: RateLimitChange, before: Spec | None, after: Spec | None) -> None:
     """Set the versions of an entry, and the action that follows from them."""
-    line.before = before
-    line.after = after
+    entry.before = before
+    entry.after = after
     if before is None:
-        line.action = RateLimitChange.Action.CREATED
+        entry.action = RateLimitChange.Action.CREATED
     elif after is None:
-        line.action = RateLimitChange.Action.DELETED
+        entry.action = RateLimitChange.Action.DELETED
     else:
-        line.action = RateLimitChange.Action.CHANGED
+        entry.action = RateLimitChange.Action.CHANGED
 
 
 def _keep_before(sender: type[M], instance: M, using: str) -> None:

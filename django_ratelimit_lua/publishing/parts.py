@@ -72,8 +72,8 @@ def read_sections(using: str, row: RevisionRow, numbers: Collection[int]) -> dic
     rows = RateLimitOverride.objects.using(using).lasting().order_by("pk")
     if len(sections) < SECTIONS:
         rows = rows.alias(section=F("pk") % SECTIONS).filter(section__in=sections)
-    for each in rows.values(*_SUBJECT, *PUBLISHED).iterator(chunk_size=BATCH):
-        sections[section_number(each["id"])].add(each, secrets)
+    for values in rows.values(*_SUBJECT, *PUBLISHED).iterator(chunk_size=BATCH):
+        sections[section_number(values["id"])].add(values, secrets)
     return {number: section.part() for number, section in sections.items()}
 
 

@@ -263,9 +263,8 @@ def _lacks_digests(row: RevisionRow, published: Published) -> bool:
 
 def _changed_sections(row: RevisionRow, published: Published) -> Collection[int]:
     """Return the numbers of the sections that are not published as they are in the database."""
-    published_tags: dict[int, str] = {}
-    if published.database == row.database:
-        published_tags = dict(enumerate(split_tags(published.sections)))
+    known = published.sections if published.database == row.database else ""
+    published_tags = dict(enumerate(split_tags(known)))
     tags = enumerate(split_tags(row.sections))
     return [number for number, tag in tags if published_tags.get(number) != tag]
 

@@ -206,7 +206,7 @@ unpublished = ""
 
 
 def _warn(message: str, error: Exception) -> None:
-    """Log a warning once, until the problem is resolved."""
+    """Log a warning once, until the problem is resolved, but none during a migration."""
     global _warned
     if not (_warned or _is_migrating):
         _warned = True
@@ -231,9 +231,9 @@ def migration_problem(*, with_annexes: bool = False) -> str:
     if is_behind(RateLimitRevision._meta.app_label):
         return UNMIGRATED
     apps = ", ".join(
-        f"django_ratelimit_lua.contrib.{each.name}"
-        for each in extensions
-        if with_annexes and is_behind(f"ratelimit_{each.name}")
+        f"django_ratelimit_lua.contrib.{extension.name}"
+        for extension in extensions
+        if with_annexes and is_behind(f"ratelimit_{extension.name}")
     )
     if not apps:
         return ""

@@ -214,14 +214,10 @@ class _SpecCompiler:
 
         The value of an invalid option is None.
         """
-        options = {
-            field: option
-            for field, option in rule_options().items()
-            if has_value(field, self.spec.get(field))
-        }
         return {
             field: self.attempt(field, self.compile_option, field, option)
-            for field, option in options.items()
+            for field, option in rule_options().items()
+            if has_value(field, self.spec.get(field))
         }
 
     def compile_option(self, field: str, option: Option) -> object:
@@ -285,7 +281,7 @@ class _SpecCompiler:
             options.pop("mode", None)  # A rule that is off is checked as if it was on.
         key = self.attempt("key", self.compile_key, needs_key)
         rates = self.attempt("rate", self.compile_rates, spec.get("rate"))
-        if rates is None:
+        if rates is None:  # The rates are invalid: check only that the options are consistent.
             self.attempt("", read_options, {"algorithm": conf.ALGORITHM, **options})
             return None
 
@@ -360,8 +356,10 @@ class _SpecCompiler:
                 templates[group] = template
             except _ERRORS as error:
                 self.problems.append(RuleError.of("tiers", error, where=self.where, tier=group))
-        ordered = sorted(templates.items(), key=lambda tier: _generosity(tier[1]), reverse=True)
-        return tuple(ordered)
+        generous_first = sorted(
+            templates.items(), key=lambda tier: _generosity(tier[1]), reverse=True
+        )
+        return tuple(generous_first)
 
     def compile_tier(self, tier: object, compile_rates: _CompileRates) -> LimitTemplate:
         """Return the template of a tier. Raises `LimitError` if it is invalid."""

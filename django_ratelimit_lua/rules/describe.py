@@ -120,7 +120,10 @@ def _describe_valid_spec(spec: Spec, client: str) -> str:
 
 
 def _limit_words(spec: Spec, client: str) -> str:
-    """Return the rate and what it counts by, in words; empty if the spec has no rate."""
+    """Return the rate and what it counts by, in words; empty if the spec has no rate.
+
+    Without a key, it counts by `client` or, in the place of an optional app, as that app does.
+    """
     if spec.get("exempt"):
         return _("no limits")
     if spec.get("rate") is None:

@@ -244,10 +244,10 @@ class Overrides:
         """Add the fields of a section, by rule. Return those that are not registered."""
         unknown = set()
         for rule, fields in fields_by_rule.items():
-            known = self.fields.setdefault(rule, {})
+            registered = self.fields.setdefault(rule, {})
             for field in fields:
                 if is_kind(field):
-                    known[str(field)] = None
+                    registered[str(field)] = None
                 else:
                     unknown.add(str(field))
         return unknown

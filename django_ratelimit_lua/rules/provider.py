@@ -55,9 +55,9 @@ COMPARE_SECONDS = 10.0
 ASK_SECONDS = 1.0
 """For how long the background waits for the answer whether there are other rules."""
 
-MANY = 1000
-"""If there are more rules or overrides, a thread of its own loads newer ones, while the old ones
-stay in force.
+MAX_INLINE = 1000
+"""Maximum number of rules or overrides that a request loads itself. If there are more, a thread
+loads newer ones, while the old ones stay in force.
 """
 
 republish: Callable[[float, bool], bool]
@@ -97,13 +97,13 @@ is_answered = True
 """Whether Redis has answered when rules were loaded last."""
 
 _ruleset: Ruleset | None = None
-_blind: Ruleset | None = None
-"""The rules to begin with, if the database has not answered yet: those of the settings alone, while
+_provisional: Ruleset | None = None
+"""The rules in use while an answer of the database is awaited: those of the settings alone, if
 Redis is unavailable; or the last known ones, at the revision of newer ones that cannot be read.
 """
 
 _snapshot: Snapshot | None = None
-_changes = 0
+_settings_changes = 0
 """How often the settings have changed. Rules that were loaded before are not used."""
 _lock = Lock()
 _loading = JobRunner()
@@ -173,7 +173,7 @@ def get_ruleset() -> Ruleset | None:
     if _ruleset is None and _snapshot is not None:
         # Only the settings have changed.
         fence = rules_key() if apps.is_installed(APP) else None
-        _put_in_force(Ruleset(settings_rules(), _snapshot, fence), _changes)
+        _put_in_force(Ruleset(settings_rules(), _snapshot, fence), _settings_changes)
     return _ruleset
 
 
@@ -188,7 +188,7 @@ def _start_comparison() -> None:
     if ruleset is None or ruleset.fence is None:
         return
     compare()
-    if ruleset is _blind:
+    if ruleset is _provisional:
         read_database(0.0, partial(_use_late_snapshot, ruleset.revision))
 
 
@@ -205,7 +205,7 @@ def load_ruleset(stale: StaleRules | None = None, deadline: Deadline | None = No
     """
     deadline = deadline or Deadline(conf.TIMEOUT)
     ruleset = _ruleset
-    if ruleset is None or max(len(ruleset.rules), ruleset.overrides.number) <= MANY:
+    if ruleset is None or max(len(ruleset.rules), ruleset.overrides.number) <= MAX_INLINE:
         return _load(stale, deadline)
     # A large number takes a while to read. A thread does that, and the request waits for half of
     # its time, so that it can still decide.
@@ -237,31 +237,31 @@ def _load(stale: StaleRules | None, deadline: Deadline) -> Ruleset:
         return _ruleset or Ruleset(settings_rules())
     try:
         older = _ruleset
-        changes = _changes
+        settings_changes = _settings_changes
         if older is not None and (stale is None or older.published == stale.current):
             return older  # Another thread was faster.
         declared = settings_rules() if older is None else older.declared
         if not apps.is_installed(APP):
             logger.warning("%s", NOT_INSTALLED)
             ruleset = Ruleset(declared)
-            _put_in_force(ruleset, changes)
+            _put_in_force(ruleset, settings_changes)
             return ruleset
         choice = _choose_or_keep(older, deadline)
         if choice is None:
             assert older is not None
             return older
         ruleset = _build_ruleset(declared, choice.snapshot, older)
-        _put_in_force(ruleset, changes, is_blind=choice.is_blind)
+        _put_in_force(ruleset, settings_changes, is_provisional=choice.is_provisional)
         return ruleset
     finally:
         lock.release()
 
 
 class _Choice(NamedTuple):
-    """The snapshot to use, and whether the database still has to reply."""
+    """The snapshot to use, and whether only until the database replies (`is_provisional`)."""
 
     snapshot: Snapshot
-    is_blind: bool = False
+    is_provisional: bool = False
 
 
 def _choose_or_keep(older: Ruleset | None, deadline: Deadline) -> _Choice | None:
@@ -280,7 +280,7 @@ def _choose_or_keep(older: Ruleset | None, deadline: Deadline) -> _Choice | None
     if older is not None:
         return None
     snapshot = _read_from_database(deadline, NO_RULES) or NO_SNAPSHOT
-    return _Choice(snapshot, is_blind=snapshot is NO_SNAPSHOT)
+    return _Choice(snapshot, is_provisional=snapshot is NO_SNAPSHOT)
 
 
 def _build_ruleset(declared: Sequence[Rule], snapshot: Snapshot, older: Ruleset | None) -> Ruleset:
@@ -296,16 +296,16 @@ def _build_ruleset(declared: Sequence[Rule], snapshot: Snapshot, older: Ruleset 
     return ruleset
 
 
-def _put_in_force(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> None:
+def _put_in_force(ruleset: Ruleset, settings_changes: int, *, is_provisional: bool = False) -> None:
     """Use these rules from now on, report their problems, and clear caches of earlier rules.
 
-    Do nothing if the settings have changed since `changes` was read. `is_blind`: the database has
-    not replied yet, and its rules are used as soon as it does.
+    Do nothing if the settings have changed since `settings_changes` was read. `is_provisional`: the
+    database has not replied yet, and its rules are used as soon as it does.
     """
-    global _ruleset, _blind
-    if changes != _changes:
+    global _ruleset, _provisional
+    if settings_changes != _settings_changes:
         return
-    _blind = ruleset if is_blind else None
+    _provisional = ruleset if is_provisional else None
     # The id of our own database may have become known while the rules were loaded.
     _ruleset = None if is_foreign(ruleset.snapshot.database) else ruleset
     if ruleset.snapshot is not NO_SNAPSHOT:
@@ -361,13 +361,14 @@ def _use_late_snapshot(as_of: Revision, snapshot: Snapshot) -> None:
     they would replace.
     """
     with _lock:
-        blind = _blind
-        if blind is None or _ruleset is not blind or blind.revision != as_of:
+        older = _ruleset
+        if older is None or older is not _provisional or older.revision != as_of:
             return
-        if blind.snapshot is not NO_SNAPSHOT:
+        if older.snapshot is not NO_SNAPSHOT:
             # The published rules cannot be read, and are read again only at another revision.
             snapshot = snapshot._replace(revision=as_of)
-        _put_in_force(Ruleset(blind.declared, snapshot, blind.fence, blind), _changes)
+        ruleset = Ruleset(older.declared, snapshot, older.fence, older)
+        _put_in_force(ruleset, _settings_changes)
 
 
 def _choose_snapshot(ruleset: Ruleset | None, deadline: Deadline) -> _Choice:
@@ -394,7 +395,7 @@ def _choose_snapshot(ruleset: Ruleset | None, deadline: Deadline) -> _Choice:
     else:
         best = NO_SNAPSHOT
     # With the published revision, so that it is read again only when another one is published.
-    return _Choice(best._replace(revision=revision), is_blind=from_database is None)
+    return _Choice(best._replace(revision=revision), is_provisional=from_database is None)
 
 
 def reload_ruleset(deadline: Deadline | None = None) -> Ruleset:
@@ -563,8 +564,8 @@ def _drop_rules(snapshot: Snapshot | None) -> None:
 
     The next request uses the rules of the snapshot and of the settings; None: it loads a snapshot.
     """
-    global _ruleset, _snapshot, _changes
-    _changes += 1
+    global _ruleset, _snapshot, _settings_changes
+    _settings_changes += 1
     _ruleset = None
     _snapshot = snapshot
 

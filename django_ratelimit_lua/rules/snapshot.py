@@ -127,29 +127,36 @@ def compile_entry(published: Any, last_valid: Rule | None) -> CompiledEntry:
     If only some of its tiers are invalid, they are left out: their groups have its limit.
     """
     try:
-        spec = dict(published)
-        pk = spec.pop("id", None)
-        rule = compile(spec, plain=True, where=WHERE, pk=pk)
-        if type(pk) is not int:
-            where = f"{WHERE}: rule {rule.name!r}"
-            raise RuleError("id", "the id of the row is missing", where=where)
+        return _compile_valid_tiers(published)
     except RuleError as error:
         problem = str(error)
-        invalid_tiers = {each.tier for each in error.each}
-        if "" not in invalid_tiers:  # Nothing else is invalid.
-            tiers = [tier for tier in spec["tiers"] if tier_name(tier) not in invalid_tiers]
-            rule = compile({**spec, "tiers": tiers}, plain=True, where=WHERE, pk=pk)
-            return CompiledEntry(published, rule, (f"{problem}; these tiers are skipped",))
     except Exception as error:  # Anything, edited by hand.
         problem = f"{WHERE}: {str(published)[:200]}: {type(error).__name__}: {error}"
-    else:
-        if rule.is_elsewhere and rule.extra.keys().isdisjoint(place_options()):
-            # Its only place is one of an optional app that is not installed.
-            return CompiledEntry(published, None)
-        return CompiledEntry(published, rule)
     if last_valid is not None:
         problem += "; its last valid version stays in force"
     return CompiledEntry(published, last_valid, (problem,))
+
+
+def _compile_valid_tiers(published: Any) -> CompiledEntry:
+    """Compile a published rule, without its invalid tiers. Raises `RuleError` for other fields."""
+    spec = dict(published)
+    pk = spec.pop("id", None)
+    try:
+        rule = compile(spec, plain=True, where=WHERE, pk=pk)
+    except RuleError as error:
+        invalid_tiers = {each.tier for each in error.each}
+        if "" in invalid_tiers:  # Something that is not a tier.
+            raise
+        tiers = [tier for tier in spec["tiers"] if tier_name(tier) not in invalid_tiers]
+        rule = compile({**spec, "tiers": tiers}, plain=True, where=WHERE, pk=pk)
+        return CompiledEntry(published, rule, (f"{error}; these tiers are skipped",))
+    if type(pk) is not int:
+        place = f"{WHERE}: rule {rule.name!r}"
+        raise RuleError("id", "the id of the row is missing", where=place)
+    if rule.is_elsewhere and rule.extra.keys().isdisjoint(place_options()):
+        # Its only place is one of an optional app that is not installed.
+        return CompiledEntry(published, None)
+    return CompiledEntry(published, rule)
 
 
 def check_format(form: bytes) -> None:

@@ -164,7 +164,7 @@ class LimitTemplate:
             raise LimitError(text, "ban_after")
         for rate in self.rates:
             constant = rate if isinstance(rate, Rate) else self._example_rate(algorithm)
-            Limit(name, constant, **self._options_of(constant, algorithm))
+            Limit(name, constant, **self._options_for(constant, algorithm))
 
     def is_counted_by(self, key: Key | None) -> bool:
         """Return whether the template has that key. Without a key, any key fits."""
@@ -202,7 +202,7 @@ class LimitTemplate:
 
     def _make_limit(self, name: str, rate: Rate, ordinal: int, algorithm: str) -> Limit:
         """Return a new limit for one rate, which has the bans of the rule if it is of a tier."""
-        options = self._options_of(rate, algorithm)
+        options = self._options_for(rate, algorithm)
         number = f"*{ordinal}" if ordinal > 1 else ""
         limit_name = self._limit_name(name, rate) + number
         counted_as = self._count_name(limit_name, rate, options, ordinal)
@@ -246,6 +246,7 @@ class LimitTemplate:
         """Return the limit of a tier with the bans of its rule, and any other limit as it is."""
         if limit.ban is None or self.of_rule is None:
             return limit
+        # Both lists begin with the longest period, and a rule without bans has no parts.
         parts = dict(zip(self._longest_first(), self.of_rule.ban_key_parts(name), strict=False))
         if limit.rate not in parts:
             return limit
@@ -311,7 +312,7 @@ class LimitTemplate:
         The mode is never one of the options: a rule has its own. The algorithm is one only if the
         template continues their counts, because a count is that of one algorithm.
         """
-        others = self._options_in(limits)
+        others = self._non_default_options(limits)
         others.pop("mode", None)
         if not continues:
             others.pop("algorithm", None)
@@ -320,7 +321,8 @@ class LimitTemplate:
             if name not in others or name in self.options:
                 continue
             # An option that others need is only valid together with them.
-            added = {each: others[each] for each in (name, OPTIONS[name].needs) if each in others}
+            needed = (name, OPTIONS[name].needs)
+            added = {option: others[option] for option in needed if option in others}
             options = cast(Options, added | template.options)
             changed = replace(template, options=options, _limits={}, _replacing={})
             try:
@@ -330,7 +332,7 @@ class LimitTemplate:
             template = changed
         return template
 
-    def _options_in(self, limits: Sequence[Limit]) -> dict[str, Any]:
+    def _non_default_options(self, limits: Sequence[Limit]) -> dict[str, Any]:
         """Return those options of limits that differ from their defaults.
 
         They are those of the first limit on rates and of the first one on slots, as far as this
@@ -355,23 +357,23 @@ class LimitTemplate:
         rate = self._example_rate(self.options.get("algorithm") or conf.ALGORITHM)
         return (self.limit(name, rate),)
 
-    def _options_of(self, rate: Rate, algorithm: str) -> Options:
-        """Return the options of one rate.
+    def _options_for(self, rate: Rate, algorithm: str) -> Options:
+        """Return the options of the limit for one rate.
 
-        If there are both slots and rates, each kind has its own algorithm, with the options of that
-        algorithm.
+        If the template has both slots and rates, each kind has its own algorithm, without options
+        that only the algorithm of the other kind has.
         """
         options: Options = {**self.options, "algorithm": algorithm}
-        kinds = {each.is_slots for each in self.rates if isinstance(each, Rate)}
+        kinds = {declared.is_slots for declared in self.rates if isinstance(declared, Rate)}
         if len(kinds) < 2:
             return options
-        slots = algorithms.find(algorithms.OF_SLOTS)
-        of_rates = algorithms.find(algorithm)
-        if of_rates.holds:
-            of_rates = algorithms.find(conf.ALGORITHM)
-        own, other = (slots, of_rates) if rate.is_slots else (of_rates, slots)
-        options["algorithm"] = own.name
-        foreign = other.options - own.options
+        for_slots = algorithms.find(algorithms.OF_SLOTS)
+        for_rates = algorithms.find(algorithm)
+        if for_rates.holds:
+            for_rates = algorithms.find(conf.ALGORITHM)
+        used, other = (for_slots, for_rates) if rate.is_slots else (for_rates, for_slots)
+        options["algorithm"] = used.name
+        foreign = other.options - used.options
         fitting = {option: value for option, value in options.items() if option not in foreign}
         return cast(Options, fitting)
 

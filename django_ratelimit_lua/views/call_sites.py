@@ -146,9 +146,9 @@ class KnownCallSites:
         The last added is the outermost decorator. A rule without a key takes the key of the first.
         """
         self.add_name(name)
-        known = self._by_name.get(name)
-        if known is not None and site not in known and len(known) < self.MAX_PER_NAME:
-            self._by_name[name] = (site, *known)
+        sites = self._by_name.get(name)  # None: there is no room for the name.
+        if sites is not None and site not in sites and len(sites) < self.MAX_PER_NAME:
+            self._by_name[name] = (site, *sites)
 
     def mark_durable(self, name: str) -> None:
         """Keep statistics for the call sites of that name in the database.

@@ -251,15 +251,16 @@ class _Unwrapped(NamedTuple):
 def _unwrap(view: Any) -> _Unwrapped:
     """Return a function and those that it wraps."""
     layers: list[Any] = []
-    while view is not None:
-        while isinstance(view, partial):
-            view = view.func
-        wrapped = _wrapped_functions(view)
-        is_repeated = view in layers
-        layers.append(view)
-        if not inspect.isfunction(view) or is_repeated or len(wrapped) > 1:
-            return _Unwrapped(layers, [dotted_name(view)])
-        view = next(iter(wrapped), None)
+    layer = view
+    while layer is not None:
+        while isinstance(layer, partial):
+            layer = layer.func
+        wrapped = _wrapped_functions(layer)
+        is_repeated = layer in layers
+        layers.append(layer)
+        if not inspect.isfunction(layer) or is_repeated or len(wrapped) > 1:
+            return _Unwrapped(layers, [dotted_name(layer)])
+        layer = next(iter(wrapped), None)
     return _Unwrapped(layers, [])
 
 
