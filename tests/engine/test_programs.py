@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import redis
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS, BY_RATE
 from django_ratelimit_lua.limits.algorithms.concurrency import new_slot
-from django_ratelimit_lua.limits.call import MAX_COST, Call, Charge
+from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.store import get_store
@@ -69,30 +68,3 @@ def test_a_script_contains_only_the_algorithms_of_its_call() -> None:
         names.add(Call([Charge(limit, b"0" * 32) for limit in order]).algorithms)
     assert names == {("ban", "sliding_window", "token_bucket")}
     assert b"local function" not in program_for(()).source.partition(b"-- 1. Compare")[0]
-
-
-def test_a_token_bucket_refunds_any_number_of_units(direct: redis.Redis) -> None:
-    """When all are refunded, nothing is left of them."""
-    chance, many = random.Random(5), [1, 1, 2**28 - 1, 2**28, MAX_COST]
-    for rate in ("1000000000000/d", "700000000000/11h"):
-        who, now, taken = b"%032d" % next(serial), START, []
-        for _ in range(400):
-            now += chance.choice([0, 1, 7, 1000, 10**8])
-            limit = Limit("many", rate, algorithm="token_bucket")
-            if taken and chance.random() < 0.3:
-                moment, cost = taken.pop(chance.randrange(len(taken)))
-                get_store().decide(
-                    Call([Charge(limit, who, cost)], "refund", now=now, hit_at=moment)
-                )
-                continue
-            cost = chance.choice(many)
-            counted_at = (
-                get_store().decide(Call([Charge(limit, who, cost)], now=now)).limits[0].counted_at
-            )
-            if counted_at:
-                taken.append((counted_at, cost))
-        for moment, cost in taken:
-            get_store().decide(Call([Charge(limit, who, cost)], "refund", now=now, hit_at=moment))
-        assert (
-            get_store().decide(Call([Charge(limit, who, 1)], "peek", now=now)).limits[0].used == 0
-        )

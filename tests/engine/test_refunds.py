@@ -11,11 +11,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.limits.algorithms import BY_RATE
-from django_ratelimit_lua.limits.call import Call, Charge
-from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.store import get_store
 from tests.examples import examples
+from tests.support.limits import Asker
 
 pytestmark = pytest.mark.engine
 
@@ -30,19 +28,6 @@ serial = itertools.count()
 RATES = ["1/s", "3/s", "7/11s", "10/m"]
 LATER = [0, 0, 1, 3, 1_000, 99_999, 250_000, 999_999, 1_000_000, 1_571_429, 6_000_000, 61_000_000]
 AT_ONCE = [name for name in BY_RATE if name != "leaky_bucket"]
-
-
-class Asker:
-    """One limit of a new client."""
-
-    def __init__(self, limit: Limit) -> None:
-        self.limit = limit
-        self.who = b"refunds:%024d" % next(serial)
-
-    def __call__(self, now: int, operation: str = "hit", cost: int = 1, **options: Any) -> Decision:
-        return get_store().decide(
-            Call([Charge(self.limit, self.who, cost)], operation, b"r:", now, **options)
-        )
 
 
 class Hit(NamedTuple):
@@ -80,14 +65,14 @@ def run_script(ask: Asker, script: Any) -> tuple[list[Hit], list[Hit], list[Hit]
     for action, later, cost, which in script:
         now += later
         if action == "hit":
-            decision = ask(now, cost=cost)
+            decision = ask(now, cost)
             if decision:
                 hit = Hit(decision.limits[0].counted_at, cost)
                 admitted.append(hit)
                 kept.append(hit)
         elif kept:
             hit = kept.pop(which % len(kept))
-            ask(now, "refund", hit.cost, hit_at=hit.moment)
+            ask(now, hit.cost, "refund", hit_at=hit.moment)
             refunds.append(Hit(now, hit.cost))
     return admitted, kept, refunds
 
@@ -146,32 +131,18 @@ def test_only_running_hits_count_if_all_others_are_refunded(
         now += later
         if action == "hit":
             flying = sum(hit.cost for hit in out)
-            decision = ask(now, cost=cost)
+            decision = ask(now, cost)
             if decision:
                 out.append(Hit(decision.limits[0].counted_at, cost))
             else:
                 assert flying + cost > limit.capacity
         elif out:
             hit = out.pop(which % len(out))
-            ask(now, "refund", hit.cost, hit_at=hit.moment)
+            ask(now, hit.cost, "refund", hit_at=hit.moment)
     for hit in out:
-        ask(now, "refund", hit.cost, hit_at=hit.moment)
-    state = ask(now, "peek").limits[0]
+        ask(now, hit.cost, "refund", hit_at=hit.moment)
+    state = ask(now, operation="peek").limits[0]
     assert (state.used, state.reset_after) == (0, 0.0)
-
-
-@pytest.mark.parametrize("place", [2, 6, 11])
-def test_a_turn_that_is_given_back_affects_no_other_turn(place: int) -> None:
-    """One of twelve calls of a leaky bucket gives its turn back."""
-    ask = Asker(Limit("back", "2/s", algorithm="leaky_bucket", queue=1000))
-    turns = [ask(START).limits[0].counted_at for _ in range(12)]
-    returned = turns.pop(place)
-    ask(START + 1, "refund", hit_at=returned)
-    turns += [ask(START + 2).limits[0].counted_at for _ in range(3)]
-    for before, after in itertools.pairwise(sorted(turns)):
-        assert after - before >= 500_000
-    if place == 11:
-        assert turns[-3] == returned
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
@@ -184,5 +155,5 @@ def test_the_queue_is_empty_when_all_give_up_from_the_last_on(algorithm: str) ->
     assert ask(START).wait == 0
     turns = [ask(START).limits[0].counted_at for _ in range(40)]
     for moment in reversed(turns):
-        ask(START + 3, "refund", hit_at=moment)
+        ask(START + 3, operation="refund", hit_at=moment)
     assert ask(START + 4).limits[0].counted_at == turns[0]

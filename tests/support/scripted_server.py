@@ -95,12 +95,12 @@ class Scripted:
                     reply(self, connection, command)
 
 
-def usual(server: Callable[[], Scripted], command: list[bytes]) -> bytes:
-    """Return the reply of a healthy server, which may be a master, a sentinel or a node of a
+def usual(command: list[bytes], port: int = 0) -> bytes:
+    """Return the reply of a healthy server: a master, or on that port a sentinel or a node of a
     cluster.
     """
     name = command[0].upper()
-    host, port = b"127.0.0.1", server().port
+    host = b"127.0.0.1"
     if name in (b"EVALSHA", b"EVAL"):
         return decision(command)
     if name == b"PING":

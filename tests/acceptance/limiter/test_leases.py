@@ -17,7 +17,7 @@ import pytest
 import redis
 from django.http import HttpResponse
 
-from django_ratelimit_lua import Limit, Rate, RateLimiter, ratelimit
+from django_ratelimit_lua import Limit, RateLimiter, ratelimit
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.engine.decide import deciding_call
 from django_ratelimit_lua.engine.leases import leases
@@ -28,8 +28,8 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import Deadline, get_store
 from django_ratelimit_lua.testing.server import Server
-from tests.support.processes import ChildProcess, until
-from tests.tools.faults import alias
+from tests.support.processes import Worker, until
+from tests.support.redis_server import caches
 
 LEASE = 50
 
@@ -76,68 +76,12 @@ def test_a_process_calls_redis_for_batches_of_a_hot_key(
     assert used == 10_000 if algorithm == "fixed_window" else used <= 10_000
 
 
-def test_a_client_without_further_hits_within_a_second_gets_no_lease() -> None:
-    """Redis decides the first hit within a second, and no unit is held for it."""
-    limiter = window()
-    for _ in range(2):
-        assert limiter.hit("x").source == "redis"
-        time.sleep(1.05)
-    assert limiter.peek("x").limits[0].used == 2
-
-
-@pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
-def test_one_process_with_leases_admits_at_most_the_limit(algorithm: str) -> None:
-    """A window admits exactly N units, a bucket its burst and what flows in."""
-    limiter = RateLimiter("hot", "3000/h", algorithm=algorithm, lease=LEASE)
-    started = time.monotonic()
-    with ThreadPoolExecutor(8) as pool:
-        admitted = sum(
-            pool.map(lambda _: sum(limiter.hit("x").allowed for _ in range(800)), range(8))
-        )
-    most = 3000 + (time.monotonic() - started) * 3000 / 3600
-    if algorithm == "fixed_window":
-        assert admitted == 3000
-    # A bucket with leases keeps back what flows in during a second.
-    assert 2999 <= admitted <= most
-
-
-def test_a_hit_counts_the_units_of_its_process_as_unused() -> None:
-    """A peek is decided by Redis, where the units that processes hold count as used."""
-    limiter = window("100000/h")
-    for _ in range(3000):
-        decision = limiter.hit("x")
-    state = decision.limits[0]
-    assert (decision.source, decision.granted, state.limit) == ("lease", 1, 100_000)
-    assert (state.used, state.remaining) == (3000, 97_000)
-    assert 0 < state.reset_after <= 3600
-    assert 3000 <= limiter.peek("x").limits[0].used <= 3000 + LEASE
-    await_batches()
-    leases.give_back(Deadline(5))
-    assert limiter.peek("x").limits[0].used == 3000
-
-
 def test_units_of_an_idle_client_are_given_back() -> None:
     """They are given back about a second after the last hit, without a further one."""
     limiter = window("100000/h")
     sources(limiter, 2990)
     assert limiter.peek("x").limits[0].used > 2990
     until(lambda: limiter.peek("x").limits[0].used == 2990, "units are given back", 5)
-
-
-@pytest.mark.alone
-def test_leased_units_end_with_their_window() -> None:
-    """Units that were taken in one window are not spent in the next."""
-    limiter = RateLimiter(
-        "hot", Rate(100, 500_000), algorithm="fixed_window", align="clock", lease=LEASE
-    )
-    windows: Counter[int] = Counter()
-    end = time.monotonic() + 2.2
-    while time.monotonic() < end:
-        before = time.time_ns() // 500_000_000
-        allowed = limiter.hit("x").allowed
-        if allowed and time.time_ns() // 500_000_000 == before:
-            windows[before] += 1
-    assert 50 < max(windows.values()) <= 100
 
 
 @pytest.mark.alone
@@ -154,14 +98,6 @@ def test_a_bucket_admits_at_most_its_rate_with_leases() -> None:
         admitted += plain.hit("x", cost=400).allowed * 400 if round_ % 3 == 0 else 0
         worst = max(worst, admitted - 4000 - (time.monotonic() - started) * 20_000)
     assert worst <= 0
-
-
-def test_several_leased_limits_are_all_or_nothing() -> None:
-    """If one limit refuses, the units of the others are returned."""
-    limiter = RateLimiter("hot", ["2000/h", "100000/h"], algorithm="fixed_window", lease=LEASE)
-    assert sum(limiter.hit("x").allowed for _ in range(2500)) == 2000
-    leases.give_back(Deadline(5))
-    assert [state.used for state in limiter.peek("x").limits] == [2000, 2000]
 
 
 def test_a_refused_stack_leaves_its_leased_units_to_others() -> None:
@@ -204,42 +140,12 @@ def test_a_function_may_return_the_rate_of_a_leased_limit(algorithm: str, rf: An
     assert codes == ([200] * 3 + [429] if algorithm == "fixed_window" else [200] * 2 + [429] * 2)
 
 
-def test_a_leased_limit_works_with_an_unleased_one(rf: Any) -> None:
-    """A view has both."""
-
-    @ratelimit("leased", key="ip", rate="100000/h", algorithm="fixed_window", lease=LEASE)
-    @ratelimit("tight", key="ip", rate="700/h")
-    def view(request: Any) -> HttpResponse:
-        return HttpResponse()
-
-    statuses = Counter(view(rf.get("/")).status_code for _ in range(900))
-    assert statuses == {200: 700, 429: 200}
-    leases.give_back(Deadline(5))
-
-    @ratelimit("leased", key="ip", rate="100000/h", algorithm="fixed_window", lease=LEASE)
-    def usage(request: Any) -> HttpResponse:
-        return HttpResponse(str(request.ratelimit.limits[0].used))
-
-    assert usage(rf.get("/")).content == b"701"
-
-
 def test_a_shadow_limit_spends_only_counted_units() -> None:
     """It refuses no hit, and counts no more than its limit."""
     limiter = window("120/h", mode="shadow")
     assert sum(limiter.hit("x").allowed for _ in range(500)) == 500
     leases.give_back(Deadline(5))
     assert limiter.peek("x").limits[0].used == 120
-
-
-def test_redis_decides_partial_and_large_hits() -> None:
-    """A hit that is larger than a batch, or partial, is decided like one without a lease."""
-    limiter = window("5000/h")
-    assert sum(limiter.hit("x", cost=3).granted for _ in range(1000)) == 3000
-    leases.give_back(Deadline(5))
-    assert limiter.hit("x", cost=LEASE + 1).source == "redis"
-    granted = [limiter.hit("x", cost=300, partial=True).granted for _ in range(10)]
-    assert sum(granted) == 2000 - LEASE - 1
-    assert limiter.peek("x").remaining == 0
 
 
 def test_refund_reset_and_acquire_work_with_a_lease() -> None:
@@ -312,7 +218,7 @@ def test_a_forked_process_does_not_spend_its_parents_lease() -> None:
 def test_in_an_outage_leased_units_are_spent_first(settings: Any) -> None:
     """After that, the policy decides, and no exception is raised."""
     with Server() as server:
-        settings.CACHES = alias(server.url)
+        settings.CACHES = caches(server.url)
         settings.RATELIMIT_TIMEOUT = 0.2
         limiter = window()
         assert sources(limiter, 3000)["fallback"] == 0
@@ -337,36 +243,20 @@ def test_a_rule_with_a_lease_is_replaced_within_a_second() -> None:
     until(lambda: not limiter.hit("x").allowed, "the edit holds", 2)
 
 
-WORKER = """
-import sys, time
-import django
-django.setup()
-from django.conf import settings
-from django.core.signals import setting_changed
-settings.RATELIMIT_CACHE_PREFIX = sys.argv[1]
-setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=sys.argv[1], enter=True)
-from django_ratelimit_lua import RateLimiter
-limiter = RateLimiter("hot", sys.argv[2], algorithm="fixed_window", lease=50)
-limiter.peek("warm")
-print("ready", flush=True)
-for line in sys.stdin:
-    print(sum(limiter.hit("x").allowed for _ in range(int(line))), flush=True)
-"""
-
-
-def start(prefix: str, rate: str, count: int) -> list[Any]:
-    """Start processes with a lease, and wait until they are ready."""
-    workers = [ChildProcess(WORKER, prefix, rate) for _ in range(count)]
+def start(prefix: str, rate: str, count: int) -> list[Worker]:
+    """Start processes with a lease."""
+    limiter = f"RateLimiter('hot', '{rate}', algorithm='fixed_window', lease={LEASE})"
+    workers = [Worker(prefix, {}, RATELIMIT_DENY_CACHE_SECONDS=1) for _ in range(count)]
     for worker in workers:
-        assert worker.stdout.readline() == "ready\n"
+        worker(f"limiter = {limiter} ;; limiter.peek('warm').granted")
     return workers
 
 
-def hit(workers: list[Any], hits: int) -> int:
+def hit(workers: list[Worker], hits: int) -> int:
     """Let all processes make hits at once, and return the number of admitted ones."""
     for worker in workers:
-        print(hits, file=worker.stdin, flush=True)
-    return sum(int(worker.stdout.readline()) for worker in workers)
+        worker.send(f"sum(limiter.hit('x').allowed for _ in range({hits}))")
+    return sum(worker.answer() for worker in workers)
 
 
 def test_eight_processes_admit_exactly_n(prefix: str, direct: redis.Redis) -> None:
@@ -377,7 +267,7 @@ def test_eight_processes_admit_exactly_n(prefix: str, direct: redis.Redis) -> No
     assert 9_600 <= admitted <= 10_000
     assert scripts(direct) - before <= 20_000 / 20
     for worker in workers:
-        worker.communicate()
+        worker.__exit__()
     plain = RateLimiter("hot", "10000/h", algorithm="fixed_window")
     assert admitted + sum(plain.hit("x").allowed for _ in range(401)) == 10_000
 
@@ -388,7 +278,7 @@ def test_a_process_that_ends_gives_its_units_back(prefix: str) -> None:
     assert hit([worker], 4990) == 4990
     limiter = window("10000000/h")
     assert limiter.peek("x").limits[0].used > 4990
-    worker.communicate()
+    worker.__exit__()
     assert limiter.peek("x").limits[0].used == 4990
 
 
@@ -397,5 +287,5 @@ def test_a_killed_process_loses_at_most_a_batch(prefix: str) -> None:
     (worker,) = start(prefix, "10000000/h", 1)
     assert hit([worker], 4990) == 4990
     worker.kill()
-    worker.communicate()
+    worker.__exit__()
     assert 4990 <= window("10000000/h").peek("x").limits[0].used <= 4990 + LEASE

@@ -87,22 +87,6 @@ def test_the_first_call_of_a_process_applies_the_rule(
         assert limiter.hit("ada").remaining == 2
 
 
-def test_coroutine_methods_behave_like_the_others() -> None:
-    """Their names begin with an a."""
-    limiter = RateLimiter("x", "5/h")
-
-    async def calls() -> list[int | None]:
-        found = [
-            (await limiter.ahit("ada", 3)).remaining,
-            (await limiter.apeek("ada", 3)).remaining,
-            (await limiter.arefund("ada", 1)).remaining,
-        ]
-        await limiter.areset("ada")
-        return [*found, (await limiter.apeek("ada")).remaining]
-
-    assert asyncio.run(calls()) == [2, 2, 3, 5]
-
-
 def test_identities_are_counted_separately(direct: Any, prefix: str) -> None:
     """Identities may be long or unusual. No part of them can be read in Redis."""
     odd: list[Any] = ["", "a", b"a", None, ("a",), ("a", "b"), ("ab",), (("a",), "b"), ["ab", ""]]
@@ -213,21 +197,6 @@ def test_timeouts_are_seconds(timeout: Any) -> None:
     """A timeout of another type is an error."""
     with pytest.raises(LimitError, match="timeout is"):
         RateLimiter("x", "5/h").acquire("ada", timeout=timeout)
-
-
-def test_acquire_with_debt_grants_any_cost_and_delays_later_callers() -> None:
-    """The cost is granted at once."""
-    limiter = RateLimiter("reports", "100/s", algorithm="token_bucket", burst=10)
-    assert limiter.acquire("ada", 50, timeout=0).retry_after is None
-    first = limiter.acquire("ada", 50, timeout=0, debt=True)
-    assert (first.allowed, first.granted, first.wait) == (True, 50, 0.0)
-    refused = limiter.acquire("ada", 50, timeout=0, debt=True)
-    assert not refused
-    assert 0 < refused.wait <= 0.4
-    assert limiter.hit("ada").retry_after is not None
-    began = time.monotonic()
-    assert limiter.acquire("ada", 5, debt=True)
-    assert time.monotonic() - began >= refused.wait - 0.1
 
 
 def test_debt_is_refused_for_other_algorithms_and_inexact_costs() -> None:

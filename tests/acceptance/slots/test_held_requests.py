@@ -21,9 +21,8 @@ from django.utils.decorators import async_only_middleware
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.limits.rate import LimitError
-from django_ratelimit_lua.middleware import RateLimitMiddleware
-from tests.acceptance.slots.cancellation import HOW, How, Interrupted, interrupt_each_wait
-from tests.acceptance.slots.slot_urls import FACES, RULES, SLOTS, SlotsInUse, limit
+from tests.acceptance.slots.cancellation import Interrupted
+from tests.acceptance.slots.slot_urls import FACES, RULES, SLOTS, SlotsInUse
 
 pytestmark = [
     pytest.mark.usefixtures("site"),
@@ -60,9 +59,9 @@ def slots(direct: redis.Redis, prefix: str) -> Iterator[SlotsInUse]:
         direct.delete(key)
 
 
-def begin(path: str, method: str = "GET") -> tuple[int, Any]:
+def begin(path: str) -> tuple[int, Any]:
     """Handle a request as a WSGI server does, and return its status and its open body."""
-    environ = RequestFactory().generic(method, path).environ
+    environ = RequestFactory().get(path).environ
     environ["wsgi.input"] = BytesIO()
     said: list[str] = []
     body = WSGIHandler()(environ, lambda status, headers: said.append(status))
@@ -281,60 +280,10 @@ def test_under_asgi_a_client_that_leaves_at_any_moment_holds_no_slot(
     assert number > 1
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("middleware", [False, True])
-def test_a_request_that_is_stopped_at_any_point_holds_no_slot(
-    slots: SlotsInUse, how: How, middleware: bool, settings: Any
-) -> None:
-    """The caller stops an async view or the middleware at each point at which it waits."""
-    settings.RATELIMIT_SLOT_SECONDS = SECONDS
-
-    async def view(request: Any) -> HttpResponse:
-        await asyncio.sleep(0.001)
-        return HttpResponse("done")
-
-    handler: Any = RateLimitMiddleware(view) if middleware else limit(view)
-
-    async def answer() -> None:
-        request = RequestFactory().get("/middleware/", {"who": "ada"})
-        await handler(request)
-        request.close()
-
-    for _ in interrupt_each_wait(answer, how):
-        slots.until_free(LATER)
-
-
 def called(view: Any, who: str = "ada", **headers: str) -> tuple[HttpRequest, Any]:
     """Call a view, and return its open request and its response."""
     request = RequestFactory().get("/", {"who": who}, headers=headers)
     return request, view(request)
-
-
-def test_slots_and_rates_on_a_view_are_one_decision(slots: SlotsInUse) -> None:
-    """This holds for a list of rates and for stacked decorators."""
-
-    @ratelimit("listed", "get:who", ["100/h", "1"], algorithm="sliding_log")
-    def listed(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(str([(state.name, state.used) for state in request.ratelimit.limits]))
-
-    @ratelimit("stacked", "get:who", "1", algorithm="concurrency")
-    @ratelimit("stacked", "get:who", "2/h", algorithm="sliding_log")
-    def stacked(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(str([(state.name, state.used) for state in request.ratelimit.limits]))
-
-    for view, used in ((listed, 2), (stacked, 2)):
-        first, answered = called(view)
-        assert answered.content.decode().count(", 1)") == 2
-        assert [called(view)[1].status_code for _ in range(3)] == [429] * 3
-        assert slots.held == 1
-        first.close()
-        second, answered = called(view)
-        assert (
-            f", {used})" in answered.content.decode()
-        )  # The refused ones took nothing of the rate.
-        second.close()
-    assert called(stacked)[1].status_code == 429  # By the rate: its slot is free, and stays so.
-    assert slots.held == 0
 
 
 def test_a_request_holds_one_slot_of_a_limit_even_if_decided_twice(slots: SlotsInUse) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import urllib.error
 import urllib.request
 from typing import Any
@@ -71,30 +70,6 @@ def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -
     rule.delete()
     call_command("ratelimit", "rules", "import", file)
     assert RateLimitRule.objects.get().describe() == "2 at once per address, on /export/"
-
-
-@SITE
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"rate": "2/m"},
-        {"algorithm": "fixed_window"},
-        {"max_wait": "3"},
-        {"lease": "5"},
-        {"split": "on"},
-        {"rate": "2, 100/h"},
-        {"rate": "200000"},
-        {"count_denied": "on"},
-    ],
-)
-def test_contradicting_slot_options_are_refused_at_their_field(
-    ada: Client, changed: dict[str, str]
-) -> None:
-    """A slot has no period and no other algorithm, and options for rates do not apply."""
-    page = ada.post(f"{RULE}add/", FORM | changed)
-    assert page.status_code == 200
-    assert re.search(r'class="errorlist" id="id_\w+_error"', page.content.decode())
-    assert not RateLimitRule.objects.exists()
 
 
 @SITE

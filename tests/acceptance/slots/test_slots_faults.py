@@ -7,7 +7,6 @@ import gc
 import itertools
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from django_ratelimit_lua.testing.server import Server
 from tests.support import clusters
 from tests.support.limits import decide
 from tests.support.processes import Worker, until
-from tests.tools.faults import alias
+from tests.support.redis_server import CLOSED, caches
 
 SLOT_SECONDS = 1.0
 BUSY = 20.0
@@ -93,16 +92,6 @@ def test_a_slot_is_renewed_beyond_its_lifetime(limiter: RateLimiter, lost: list[
             time.sleep(0.05)
     assert used(limiter) == 0
     assert lost == []
-
-
-def test_the_slots_of_a_killed_process_expire(prefix: str, limiter: RateLimiter) -> None:
-    """They expire within `RATELIMIT_SLOT_SECONDS`."""
-    with worker(prefix) as process:
-        assert used(limiter) == 1
-        os.kill(process.pid, signal.SIGKILL)
-        killed = time.monotonic()
-        ends(lambda: used(limiter) == 0, "the slot of a killed process ends")
-        assert time.monotonic() - killed < SLOT_SECONDS + 1.0
 
 
 def test_a_process_that_ends_releases_its_slots(
@@ -193,7 +182,7 @@ def test_the_holders_of_slots_that_redis_has_lost_are_notified(
 ) -> None:
     """Each holder gets the signal once, within a renewal interval."""
     with Server() as server, redis.Redis(port=server.port) as direct:
-        settings.CACHES = alias(server.url)
+        settings.CACHES = caches(server.url)
         first, second = limiter.slot("ada", what="first"), limiter.slot("ada", what="second")
         with first as one, second as two:
             direct.flushall()
@@ -271,7 +260,7 @@ def test_without_redis_a_process_grants_its_part_of_slots(
     """With the policy "local", slots that are already held count."""
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     with Server() as server, redis.Redis(port=server.port) as direct:
-        settings.CACHES = alias(server.url)
+        settings.CACHES = caches(server.url)
         with limiter.slot("ada", what="before"):
             direct.replicaof("127.0.0.1", 1)  # A replica refuses to write.
             with limiter.slot("ada", what="meanwhile") as meanwhile:
@@ -292,109 +281,21 @@ def test_without_redis_a_process_grants_its_part_of_slots(
     assert lost == []
 
 
-def test_a_released_slot_is_free_again_without_redis(settings: Any) -> None:
-    """One slot is taken and released ten times in an outage, and by threads never twice at once."""
-    settings.RATELIMIT_ON_STORE_ERROR = "local"
-    settings.CACHES = alias("redis://127.0.0.1:1/0")
-    single = RateLimiter("single", "1", algorithm="concurrency")
-    for _ in range(10):
-        with single.slot("ada") as held:
-            assert held.decision.source == "fallback"
-    running: list[int] = []
-    most = 0
-
-    def work() -> None:
-        nonlocal most
-        for _ in range(50):
-            with contextlib.suppress(Ratelimited), single.slot("ada"):
-                running.append(1)
-                most = max(most, len(running))
-                time.sleep(0.001)
-                running.pop()
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert most == 1
-
-
-SHARE = (
-    "from django_ratelimit_lua import Ratelimited"
-    " ;; exports = RateLimiter('exports', '4', algorithm='concurrency') ;; exports.peek('ada')"
-    " ;; from django_ratelimit_lua.engine.heartbeat import heartbeat ;; heartbeat.beat()"
-)
-
-
-FLOOD = """
-ran, over = [], threading.Event()
-exports = RateLimiter("exports", "3", algorithm="concurrency")
-def work():
-    while not over.wait(0.01):
-        with suppress(Ratelimited), exports.slot("ada"):
-            began = time.monotonic()
-            time.sleep(0.4)
-            ran.append((began, time.monotonic()))
-threads = [threading.Thread(target=work) for _ in range(4)]
-for thread in threads:
-    thread.start()
-"""
-
-
-def test_processes_hold_their_parts_of_slots_in_an_outage() -> None:
-    """Two processes hold one slot each of three, when earlier slots have ended."""
-    settings = {"RATELIMIT_ON_STORE_ERROR": "local", "RATELIMIT_TIMEOUT": 0.5}
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(Server())
-        first, second = [
-            stack.enter_context(Worker("rl:", {}, at=server.url, **settings)) for _ in range(2)
-        ]
-        for worker in (first, second):
-            worker(SHARE)
-        assert first("heartbeat.beat()") == 2
-        for worker in (first, second):
-            worker(f"exec({FLOOD!r}, globals())")
-        time.sleep(1)
-        clusters.kill(server)
-        killed = time.monotonic()
-        time.sleep(3)
-        ran = []
-        for worker in (first, second):
-            ran += worker("over.set() ;; [thread.join() for thread in threads] ;; ran")
-    before = max(end for began, end in ran if began < killed)
-    moments = sorted(
-        (moment, step) for one in ran for moment, step in zip(one, (1, -1), strict=True)
-    )
-    running = most = most_before = 0
-    for moment, step in moments:
-        running += step
-        if moment < killed:
-            most_before = max(most_before, running)
-        elif moment > before:
-            most = max(most, running)
-    assert 1 <= most_before <= 3
-    assert most == 2
-
-
 @pytest.mark.parametrize("policy", ["open", "closed"])
 def test_without_redis_the_policy_decides_about_slots(
     policy: str, limiter: RateLimiter, settings: Any
 ) -> None:
     """With the policy "open", all calls run without slots."""
     settings.RATELIMIT_ON_STORE_ERROR = policy
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        settings.CACHES = alias(f"redis://127.0.0.1:{taken.getsockname()[1]}/0")
-        settings.RATELIMIT_TIMEOUT = 0.1
-        if policy == "open":
-            with limiter.slot("ada"), limiter.slot("ada"), limiter.slot("ada"):
-                assert held_slots.all() == []
-            return
-        began = time.monotonic()
-        with pytest.raises(Ratelimited), limiter.slot("ada", timeout=0.3):
-            pass
-        assert time.monotonic() - began >= 0.3
+    settings.CACHES = caches(CLOSED)
+    if policy == "open":
+        with limiter.slot("ada"), limiter.slot("ada"), limiter.slot("ada"):
+            assert held_slots.all() == []
+        return
+    began = time.monotonic()
+    with pytest.raises(Ratelimited), limiter.slot("ada", timeout=0.3):
+        pass
+    assert time.monotonic() - began >= 0.3
 
 
 def test_a_slot_that_was_forgotten_ends(limiter: RateLimiter, lost: list[Any]) -> None:
@@ -430,14 +331,7 @@ def test_never_more_slots_are_held_than_the_limit_while_processes_are_killed(
 ) -> None:
     """Eight processes of four threads share five slots."""
     limiter = RateLimiter("exports", "5", algorithm="concurrency")
-    over = threading.Event()
-    most: list[int] = []
     killed: dict[int, float] = {}
-
-    def watch() -> None:
-        while not over.is_set():
-            most.append(used(limiter))
-            time.sleep(0.002)
 
     def start() -> Worker:
         process = stack.enter_context(Worker(prefix, {}, RATELIMIT_SLOT_SECONDS=2.0))
@@ -445,9 +339,7 @@ def test_never_more_slots_are_held_than_the_limit_while_processes_are_killed(
         return process
 
     with contextlib.ExitStack() as stack:
-        watching = threading.Thread(target=watch)
         processes = [start() for _ in range(8)]
-        watching.start()
         for number in range(20):
             time.sleep(0.3)
             pid = processes[number % 8].pid
@@ -456,8 +348,6 @@ def test_never_more_slots_are_held_than_the_limit_while_processes_are_killed(
             processes[number % 8] = start()
         for process in processes:
             process("over.set() ;; [thread.join() for thread in threads] ;; None")
-        over.set()
-        watching.join()
     runs: dict[tuple[int, int], float] = {}
     steps: list[tuple[float, int]] = []
     for event in direct.lrange(f"{prefix}events", 0, -1):
@@ -469,6 +359,6 @@ def test_never_more_slots_are_held_than_the_limit_while_processes_are_killed(
             del runs[int(pid), int(number)]
     steps += [(killed[pid], -1) for pid, _ in runs]
     running = list(itertools.accumulate(step for _, step in sorted(steps)))
-    assert (max(most), max(running), running[-1]) == (5, 5, 0)
+    assert (max(running), running[-1]) == (5, 0)
     assert len(running) > 200
     ends(lambda: used(limiter) == 0, "no slot is held")

@@ -5,13 +5,9 @@ a process needs longer than the deadline to complete a burst, that is no outage.
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,18 +17,9 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.provider import load_ruleset, reset_rules
 from django_ratelimit_lua.store import Deadline, get_store
-from django_ratelimit_lua.testing.server import Server
-from tests.support.processes import ROOT
-from tests.support.served_site import serve, site_environment
 
 pytestmark = pytest.mark.alone
 POLICIES = ["open", "closed", "local"]
-BACKEND = "django_redis.cache.RedisCache"
-URLS = "tests.acceptance.store.burst_urls"
-OPTIONS = {
-    "uvicorn": [],
-    "gunicorn": ["--threads=200", "--workers=1", "--backlog=4096", "--timeout=120"],
-}
 
 
 @pytest.fixture
@@ -115,55 +102,3 @@ def test_a_burst_of_calls_that_wait_for_the_rules_is_decided(
                 get_store().execute(b"PING")
             waiting.join(0.005)
     assert deadline.left == pytest.approx(left)
-
-
-@pytest.fixture(scope="module", params=list(OPTIONS))
-def site(request: Any, tmp_path_factory: Any) -> Iterator[int]:
-    """Return the port of a migrated site in one process, which has made no decision."""
-    with Server() as server:
-        database = str(tmp_path_factory.mktemp("site") / "db.sqlite3")
-        site: dict[str, Any] = {
-            "CACHES": {"default": {"BACKEND": BACKEND, "LOCATION": server.url}},
-            "DATABASES": {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": database}},
-            "MIDDLEWARE": [],
-            "LOGGING_CONFIG": None,
-            "RATELIMIT_TIMEOUT": 0.1,
-        }
-        subprocess.run(
-            [sys.executable, "-m", "django", "migrate", "--verbosity=0"],
-            cwd=ROOT,
-            env=site_environment(URLS, **site),
-            check=True,
-        )
-        # Redis has a higher priority: two hundred busy threads do not keep it from working.
-        with serve(request.param, URLS, *OPTIONS[request.param], niceness=10, **site) as served:
-            yield served.port
-
-
-async def answered(port: int, path: str) -> int:
-    """Return the status of a response."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-    reply = await reader.read()
-    writer.close()
-    return int(reply.split()[1])
-
-
-@pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("view", ["async", "sync"])
-def test_a_burst_of_requests_is_decided(site: int, view: str, policy: str) -> None:
-    """Sync and async views are limited exactly, on an event loop and in 200 threads."""
-
-    async def send(number: int) -> list[int]:
-        return await asyncio.gather(
-            *(answered(site, f"/{policy}/{view}?burst={number}") for _ in range(200))
-        )
-
-    expected = Counter({200: 10, 429: 190})
-    for number in range(3):
-        statuses = Counter(asyncio.run(send(number)))
-        if statuses == expected:
-            break
-        time.sleep(2)
-    assert statuses == expected

@@ -23,14 +23,14 @@ from django_ratelimit_lua.engine.bans import ban_list
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision
+from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans, scan_bans
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.rules.provider import reset_rules
-from django_ratelimit_lua.rules.status import EARLY, MAX_AGE, Freshness
+from django_ratelimit_lua.rules.status import MAX_AGE, Freshness
 from django_ratelimit_lua.store import Store, get_store, why_unusable
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from tests.acceptance.store.test_topologies import IN_SCRIPTS, LIMITS
@@ -330,21 +330,6 @@ def test_several_limits_of_a_new_client_wait_until_their_hash_slot_has_moved(
         assert 2 * timeout <= times[0] + 0.1 < 2 * timeout + 0.3
 
 
-def test_a_process_with_an_outdated_slot_map_is_redirected(mortal: Cluster) -> None:
-    """A MOVED reply is followed within the call, and the new slot map is stored."""
-    limiter = RateLimiter("x", "100/h")
-    limiter.hit("x")
-    key = key_of(limiter, "x")
-    target = another_master(mortal, key)
-    mortal.move(key, target)
-
-    async def ahit() -> int:
-        return (await limiter.ahit("x")).limits[0].used
-
-    found = [limiter.hit("x").limits[0].used, asyncio.run(ahit()), limiter.hit("x").limits[0].used]
-    assert found == [2, 3, 4]
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_master_that_dies_or_hangs_affects_only_its_slots(
     how: int, mortal: Cluster, settings: Any
@@ -422,24 +407,6 @@ def test_a_hanging_master_of_the_rules_does_not_affect_other_slots(
     finally:
         os.kill(victim.pid, signal.SIGCONT)
     assert found == {"redis": 80}
-
-
-def test_one_request_compares_the_rules_shortly_before_they_are_too_old() -> None:
-    """The other calls continue with known rules during the comparison."""
-    now = time.monotonic()
-    charges = [Charge(Limit("x", "1/h"), b"x" * 32)]
-    one = Call(charges, revision=NO_RULES, prefix=b"p:")
-
-    def asks(age: float, call: Call = one) -> list[bool]:
-        freshness = Freshness()
-        freshness.confirm(b"", NO_RULES, now - age)
-        return [freshness.claim_comparison(call) for _ in range(3)]
-
-    assert [Freshness().claim_comparison(one) for _ in range(2)] == [True, True]
-    assert asks(0) == [False, False, False]
-    assert asks(EARLY) == [True, False, False]
-    assert asks(MAX_AGE) == [True, True, True]
-    assert asks(0, one._replace(revision=Revision(1, b"1"))) == [True, True, True]
 
 
 def test_a_comparison_of_rules_that_began_before_a_change_is_ignored() -> None:
@@ -529,8 +496,3 @@ def test_bans_apply_in_every_hash_slot(cluster: Cluster) -> None:
     lift_bans([again])
     assert active_bans() == []
     assert own.peek("ada").limits[0].ban.until == 0
-    assert [own.ban("ada"), own.ban("bob")]
-    own.reset("ada")
-    assert own.hit("ada")
-    assert not own.hit("bob")
-    assert len(active_bans()) == 1

@@ -16,14 +16,14 @@ from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.store import asynchronous, get_store, server
 from django_ratelimit_lua.testing.server import Server
 from tests.support.processes import until
-from tests.tools.faults import alias
+from tests.support.redis_server import caches
 
 
 @pytest.fixture
 def own(settings: Any) -> Iterator[redis.Redis]:
     """Return a client of a server that only the limiter uses."""
     with Server() as found, redis.Redis.from_url(found.url) as direct:
-        settings.CACHES = alias(found.url)
+        settings.CACHES = caches(found.url)
         settings.RATELIMIT_TIMEOUT = 5
         reset_rules()
         yield direct

@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -23,13 +22,13 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.rules.provider import reset_rules
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import get_store, server
-from django_ratelimit_lua.store.commands import encode
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_replies import ERRORS, call, decided_by, is_own
+from tests.support.processes import until
+from tests.support.redis_server import caches
 from tests.support.scripted_server import Scripted, reset, torn, usual
-from tests.tools.faults import Wire, alias
 
 ANSWERED = [error for error in ERRORS if len(error) > 3 and not error.startswith(b"-LOADING")]
 
@@ -56,7 +55,7 @@ def said() -> Iterator[list[str]]:
 def own(settings: Any) -> Iterator[Server]:
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         settings.RATELIMIT_TIMEOUT = 5
-        settings.CACHES = alias(server.url)
+        settings.CACHES = caches(server.url)
         reset_rules()
         yield server
         get_store().close()
@@ -131,9 +130,7 @@ def test_a_paused_server_is_up_after_its_first_reply(
         assert get_store().is_paused
     finally:
         os.kill(own.pid, signal.SIGCONT)
-    until = time.monotonic() + 10
-    while get_store().is_paused and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: not get_store().is_paused, "a trial succeeds", 10)
     sources = [limiter.hit("x").source for _ in range(2)]
     assert sources[-1] == "redis" or limiter.hit("x").source == "redis"
     assert said == ["down", "up"]
@@ -147,10 +144,10 @@ def test_error_replies_begin_no_pause_and_close_no_connection(
     """After twelve errors, the next calls are sent with their full deadline."""
     erring = threading.Event()
     erring.set()
-    script = lambda command: error if erring.is_set() else usual(lambda: server, command)  # noqa: E731
+    script = lambda command: error if erring.is_set() else usual(command)  # noqa: E731
     with Scripted(script) as server:
         settings.RATELIMIT_TIMEOUT = 0.5
-        settings.CACHES = alias(server.url)
+        settings.CACHES = caches(server.url)
         store = get_store()
 
         async def everything() -> None:
@@ -178,7 +175,7 @@ def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
     breaking = threading.Event()
 
     def script(command: list[bytes]) -> Any:
-        right = usual(lambda: server, command)
+        right = usual(command)
         return (
             breaks(right, len(right) // 2)
             if breaking.is_set() and command[0] == b"EVALSHA"
@@ -186,7 +183,7 @@ def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
         )
 
     with Scripted(script) as server:
-        settings.CACHES = alias(server.url)
+        settings.CACHES = caches(server.url)
         store = Store(ConnectionParams.of("default"), 60, background=False)
 
         async def fail(message: str) -> None:
@@ -212,20 +209,6 @@ def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
         store.close()
 
 
-def test_the_fault_tests_reset_connections() -> None:
-    """They reset it in the middle of a reply. A server that only stops sending is another fault."""
-    with Scripted(lambda command: b"+PONG\r\n") as server:
-        wire = Wire(server.port)
-        wire.tears = True
-        with socket.create_connection(("127.0.0.1", wire.port), timeout=60) as connection:
-            for expected in (b"+PONG\r\n", b"+PONG\r\n", b"+PO"):
-                connection.sendall(encode(b"PING"))
-                assert connection.recv(64) == expected
-            with pytest.raises(ConnectionResetError):
-                connection.recv(64)
-        wire.close()
-
-
 def test_many_threads_with_event_loops_raise_no_exception(own: Server) -> None:
     """Async views under WSGI run in event loops that start and end in many threads."""
     limiter = RateLimiter("x", "1000000/h")
@@ -235,23 +218,14 @@ def test_many_threads_with_event_loops_raise_no_exception(own: Server) -> None:
         return sum(decision.source == "redis" for decision in found)
 
     def many(number: int) -> int:
-        if number % 2:
-            return sum(asyncio.run(some()) for _ in range(12))
-        with asyncio.Runner() as runner:
-            return sum(runner.run(some()) for _ in range(12))
+        return sum(asyncio.run(some()) for _ in range(12))
 
     with redis.Redis.from_url(own.url) as direct:
         limiter.hit("x")
-        usual_ones = (
-            4  # This one, that of the hit, the listener's, and the one by which rules are loaded.
-        )
         with ThreadPoolExecutor(12) as pool:
             assert list(pool.map(many, range(12))) == [60] * 12
-        for _ in range(250):
-            if len(direct.client_list()) <= usual_ones:
-                break
-            time.sleep(0.02)
-        assert len(direct.client_list()) <= usual_ones
+        # This one, that of the hit, the listener's, and the one by which rules are loaded.
+        until(lambda: len(direct.client_list()) <= 4, "the others are closed", 5)
         node = get_store()._nodes[None]
         assert node._async_connections._loops == {}
     assert limiter.peek("x").limits[0].used == 721
@@ -290,12 +264,12 @@ def test_reset_connections_leave_no_message_in_the_log_of_asyncio(
     """Many coroutines write to a connection that the server resets again and again."""
 
     def script(command: list[bytes]) -> Any:
-        right = usual(lambda: server, command)
+        right = usual(command)
         return reset(right, 0) if next(numbers) % 20 == 19 else right
 
     numbers = itertools.count()
     with Scripted(script) as server:
-        settings.CACHES = alias(server.url)
+        settings.CACHES = caches(server.url)
         store = Store(ConnectionParams.of("default"), 5, background=True)
         ends = time.monotonic() + 3
 

@@ -26,8 +26,8 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.testing.server import Server
+from tests.support.redis_server import caches
 from tests.support.redis_server import server as session_server
-from tests.tools.faults import alias
 
 GUIDE = (Path(__file__).parents[3] / "docs/how-to/deploy.rst").read_text()
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for
@@ -58,32 +58,21 @@ def used(name: str = "where") -> list[int]:
     return [decision.limits[0].used for decision in decisions]
 
 
-def test_a_unix_socket_works(settings: Any, tmp_path: Path) -> None:
-    """The URL begins with `unix://`."""
+def test_a_unix_socket_a_database_and_a_password_are_used(settings: Any, tmp_path: Path) -> None:
+    """They are in the URL. The password may be the option `PASSWORD` of django-redis."""
     path = tmp_path / "redis.sock"
-    with Server(None, "--unixsocket", str(path)):
-        settings.CACHES = alias(f"unix://{path}?db=0")
-        assert used() == [1, 2]
-
-
-def test_the_number_of_the_database_is_used(settings: Any) -> None:
-    """The number is the last part of the URL."""
-    with Server() as server:
-        settings.CACHES = alias(server.url.replace("/0", "/7"))
+    with Server(None, "--unixsocket", str(path)) as server:
+        settings.CACHES = caches(f"unix://{path}?db=0")
         assert used() == [1, 2]
         with redis.Redis.from_url(server.url.replace("/0", "/7")) as direct:
+            settings.CACHES = caches(server.url.replace("/0", "/7"))
+            assert used() == [1, 2]
             assert direct.dbsize() == 1
-
-
-def test_a_server_with_a_password_is_used(settings: Any) -> None:
-    """The password is in the URL, or is the option `PASSWORD` of django-redis."""
-    with Server() as server:
-        with redis.Redis.from_url(server.url) as direct:
             direct.config_set("requirepass", "hush")
-        settings.CACHES = alias(server.url.replace("//", "//:hush@"))
-        assert used() == [1, 2]
-        settings.CACHES = alias(server.url, PASSWORD="hush")
+        settings.CACHES = caches(server.url.replace("//", "//:hush@"))
         assert used() == [3, 4]
+        settings.CACHES = caches(server.url, PASSWORD="hush")
+        assert used() == [5, 6]
 
 
 @pytest.fixture
@@ -122,14 +111,14 @@ def test_tls_works_and_rejects_untrusted_certificates(
     files = ("--tls-cert-file", str(chain), "--tls-ca-cert-file", str(signer))
     with Server(shutil.which("redis-server"), *options, *files) as server:
         location = f"rediss://127.0.0.1:{port}/0"
-        settings.CACHES = alias(location, CONNECTION_POOL_KWARGS={"ssl_ca_certs": str(signer)})
+        settings.CACHES = caches(location, CONNECTION_POOL_KWARGS={"ssl_ca_certs": str(signer)})
         assert used() == [1, 2]
         # A server that does not answer the end of TLS keeps no connection open when the event loop
         # has ended.
         asyncio.run(hit_and_stop(server))
         os.kill(server.pid, signal.SIGCONT)
         gc.collect()  # The test fails if it warns of a connection that was not closed.
-        settings.CACHES = alias(
+        settings.CACHES = caches(
             location.replace("/0", "/1")
         )  # django-redis caches the pool of a URL.
         decision = RateLimiter("where", "100/h").hit("someone")
@@ -149,7 +138,7 @@ def least(settings: Any) -> Iterator[redis.Redis]:
     """Use a Redis user with only the documented rights."""
     with Server(session_server.binary) as server, redis.Redis.from_url(server.url) as direct:
         create_documented_user(direct, settings.RATELIMIT_CACHE_PREFIX)
-        settings.CACHES = alias(server.url.replace("//", "//limiter:password@"))
+        settings.CACHES = caches(server.url.replace("//", "//limiter:password@"))
         yield direct
 
 

@@ -24,23 +24,21 @@ from django_ratelimit_lua.store import Deadline
 from django_ratelimit_lua.store.commands import decision_command, encode
 from django_ratelimit_lua.store.server import Store
 from tests.acceptance.store.test_replies import call, is_own, store_of
-from tests.support.scripted_server import Scripted, drip, late, usual
+from tests.support.scripted_server import Scripted, drip, usual
 
 
 class Holding:
     """A healthy script that can hold its replies back."""
 
+    server: Scripted
+
     def __init__(self) -> None:
         self.free = threading.Event()
         self.free.set()
-        self.errors: dict[bytes, bytes] = {}
-        self.server: Scripted | None = None
 
     def __call__(self, command: list[bytes]) -> Any:
         self.free.wait(10)
-        if command[0] == b"EVALSHA" and command[3] in self.errors:
-            return self.errors[command[3]]
-        return usual(lambda: self.server, command)
+        return usual(command)
 
 
 @pytest.fixture
@@ -113,7 +111,7 @@ def test_replies_that_arrive_in_pieces_are_matched(settings: Any) -> None:
     (third,) = call(3).keys()
 
     def script(command: list[bytes]) -> Any:
-        right = usual(lambda: server, command)
+        right = usual(command)
         return drip(b"-OOM no memory\r\n" if third in command else right, 0)
 
     with Scripted(script) as server:
@@ -123,45 +121,6 @@ def test_replies_that_arrive_in_pieces_are_matched(settings: Any) -> None:
         assert own([*range(3), *range(4, 50)], found[:3] + found[4:])
         assert server.connected == 1
         store.close()
-
-
-def test_an_error_reaches_the_call_that_caused_it(held: Holding, store: Store) -> None:
-    """The calls before it and after it get their replies, on the same connection."""
-    (key,) = call(7).keys()
-    held.errors[key] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
-    found = asyncio.run(asked(store, range(20)))
-    assert [number for number, decided in enumerate(found) if isinstance(decided, StoreError)] == [
-        7
-    ]
-    assert own([*range(7), *range(8, 20)], found[:7] + found[8:])
-    assert held.server.connected == 1
-
-
-def test_an_invalid_reply_fails_the_calls_that_wait_on_its_connection(
-    held: Holding, store: Store
-) -> None:
-    """Calls before the invalid reply get their own replies, and calls after it an error."""
-    (key,) = call(7).keys()
-
-    async def turns() -> list[Any]:
-        assert own(range(3), await asked(store, range(3)))
-        held.free.clear()  # So that all replies come at once, behind each other.
-        asking = asyncio.ensure_future(asked(store, range(20)))
-        await asyncio.sleep(0.05)
-        held.errors[key] = b"$5\r\nhello\r\n"
-        held.free.set()
-        found = await asking
-        held.errors.clear()
-        assert own(range(20), await asked(store, range(20)))
-        return found
-
-    found = asyncio.run(turns())
-    assert own(range(7), found[:7])
-    assert isinstance(found[7], StoreError)
-    assert all(
-        isinstance(decided, StoreError) for decided in found[8:]
-    )  # Also what had come in the same breath.
-    assert held.server.connected == 2
 
 
 @pytest.mark.parametrize("moment", [0, 0.05], ids=["before it is sent", "when it is sent"])
@@ -216,14 +175,6 @@ def test_each_call_has_its_own_deadline(held: Holding, store: Store) -> None:
     assert held.server.connected == 2
 
 
-def test_a_call_behind_others_waits_while_replies_arrive(settings: Any) -> None:
-    """The deadline applies to the silence of the server, and not to twenty slow replies."""
-    with Scripted(lambda command: late(usual(lambda: server, command), 0.02)) as server:
-        store = store_of(settings, server.port, "single", 0.1)
-        assert own(range(20), asyncio.run(asked(store, range(20))))
-        store.close()
-
-
 def test_calls_behind_a_broken_connection_get_a_short_error(settings: Any) -> None:
     """The length of the error does not depend on the number of calls."""
 
@@ -232,7 +183,7 @@ def test_calls_behind_a_broken_connection_get_a_short_error(settings: Any) -> No
         raise OSError
 
     def script(command: list[bytes]) -> Any:
-        return hang_up if command[0] == b"EVALSHA" else usual(lambda: server, command)
+        return hang_up if command[0] == b"EVALSHA" else usual(command)
 
     with Scripted(script) as server:
         store = store_of(settings, server.port, "single", 5)
@@ -249,7 +200,7 @@ def test_cancelled_callers_do_not_keep_a_silent_connection_open(settings: Any) -
     def script(command: list[bytes]) -> Any:
         if silent.is_set() and server.connected == 1:
             return lambda *_: time.sleep(10)
-        return usual(lambda: server, command)
+        return usual(command)
 
     async def hasty() -> list[Any]:
         assert own([0], await asked(store, [0]))
@@ -280,7 +231,7 @@ def test_an_unknown_script_is_loaded_once_for_concurrent_calls(settings: Any) ->
             loaded.append(command[1])
         if command[0] == b"EVALSHA" and not loaded:
             return b"-NOSCRIPT No matching script.\r\n"
-        return usual(lambda: server, command)
+        return usual(command)
 
     with Scripted(script) as server:
         store = store_of(settings, server.port, "single", 5)

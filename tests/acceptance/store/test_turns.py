@@ -4,9 +4,7 @@ deadlines and cancellations.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 import signal
 from typing import Any
 
@@ -18,9 +16,8 @@ from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_deadline import at_once
-from tests.acceptance.store.test_replies import call
 from tests.support.processes import until
-from tests.tools.faults import alias
+from tests.support.redis_server import caches
 
 MAX_ENTRIES = 3
 WAITERS = 50
@@ -30,7 +27,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="a process is stopped by
 
 def limited(settings: Any, server: Server) -> Store:
     """Return a store with three connections that does not pause after errors."""
-    settings.CACHES = alias(server.url, CONNECTION_POOL_KWARGS={"max_connections": MAX_ENTRIES})
+    settings.CACHES = caches(server.url, CONNECTION_POOL_KWARGS={"max_connections": MAX_ENTRIES})
     return Store(ConnectionParams.of("default"), DEADLINE, background=True)
 
 
@@ -58,46 +55,3 @@ def test_an_outage_adds_no_connections_for_threads(settings: Any) -> None:
 
 def failures(found: list[tuple[Any, float]]) -> list[Any]:
     return [decided for decided, _ in found if isinstance(decided, StoreError)]
-
-
-def test_an_event_loop_keeps_its_connection_through_outages(settings: Any) -> None:
-    """Coroutines of one event loop share a connection."""
-    dice = random.Random(7)
-    with Server() as server, redis.Redis(port=server.port) as direct:
-        store = limited(settings, server)
-
-        async def burst() -> list[Any]:
-            asking = [store.adecide(call(number)) for number in range(WAITERS)]
-            return await asyncio.gather(*asking, return_exceptions=True)
-
-        async def disturbed() -> None:
-            asking = [
-                asyncio.ensure_future(store.adecide(call(number))) for number in range(WAITERS)
-            ]
-            await asyncio.sleep(dice.choice([0, 0, 0.002, 0.01]))
-            os.kill(server.pid, signal.SIGSTOP)
-            for _ in range(4):
-                await asyncio.sleep(DEADLINE * dice.choice([0, 0.1, 0.3, 0.5]))
-                for one in dice.sample(asking, 6):
-                    one.cancel()
-            if dice.random() < 0.5:
-                await asyncio.wait(asking)
-            os.kill(server.pid, signal.SIGCONT)
-            await asyncio.wait(asking)
-            assert connections(direct) <= MAX_ENTRIES
-            for one in asking:
-                assert one.cancelled() or one.exception() is not None or one.result() is not None
-
-        async def everything() -> None:
-            for _ in range(12):
-                await disturbed()
-                for _ in range(20):
-                    if not any(isinstance(found, Exception) for found in await burst()):
-                        break
-                # The server may notice connections that closed in the outage a moment later.
-                await asyncio.to_thread(
-                    until, lambda: connections(direct) == 1, "one connection", 5
-                )
-
-        asyncio.run(everything())
-        store.close()

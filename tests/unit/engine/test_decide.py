@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Generator
-from typing import Any
-
 import pytest
 
 from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.engine.decide import FENCED_ATTEMPTS, build_call, complete, deciding
-from django_ratelimit_lua.engine.run import Wait, arun, run, settling
+from django_ratelimit_lua.engine.run import Wait
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.decision import Decision, LimitState
@@ -101,15 +97,6 @@ def no_rules_yet(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_ratelimit_lua.engine.decide.get_ruleset", lambda: None)
 
 
-def test_taken_units_can_be_refunded_by_their_token() -> None:
-    """The planned charges get their states and tokens."""
-    planner = Planner()
-    decision = Loop(planner, [rules(1)]).answer(ALLOWED)
-    (decided,) = planner.charges
-    assert (decided.charge, decided.state, decided.token) == (CHARGE, ALLOWED.limits[0], 7)
-    assert planner.finished == [decision]
-
-
 def test_stale_rules_are_loaded_and_the_call_is_planned_again() -> None:
     """The request is gathered again under the newer rules."""
     planner = Planner()
@@ -142,25 +129,6 @@ def test_a_call_has_time_left_after_loading_the_rules(
     assert loop.deadline.left == left
 
 
-def test_both_drivers_give_the_same_result() -> None:
-    """They send results and errors of a wait to the generator, and return its result."""
-
-    async def fail() -> None:
-        raise ValueError("no")
-
-    async def answer() -> int:
-        return 2
-
-    def waiting() -> Generator[Any, Any, Any]:
-        two = yield Wait(lambda: 2, answer)
-        try:
-            yield Wait(lambda: int("no"), fail)
-        except ValueError:
-            return two + 1
-
-    assert run(waiting()) == asyncio.run(arun(waiting())) == 3
-
-
 @pytest.mark.parametrize("counts_denied", [False, True])
 def test_a_refused_call_has_no_units_to_refund(counts_denied: bool) -> None:
     """If another limit refuses, a limit takes no units, unless it counts denied requests."""
@@ -176,78 +144,3 @@ def test_a_refused_call_has_no_units_to_refund(counts_denied: bool) -> None:
     )
     complete(charges, call, Decision(False, states, moment=7))
     assert [decided.token for decided in charges] == [7 if counts_denied else None, None]
-
-
-def test_an_interrupted_wait_releases_its_resources_immediately() -> None:
-    """They are released before the exception reaches the caller."""
-    held: list[str] = []
-
-    def waiting(interruption: BaseException) -> Generator[Any, Any, None]:
-        def stop() -> None:
-            raise interruption
-
-        async def astop() -> None:
-            raise interruption
-
-        held.append("unit")
-        try:
-            yield Wait(stop, astop)
-        finally:
-            held.remove("unit")
-
-    for interruption in (KeyboardInterrupt(), SystemExit()):
-        with pytest.raises(type(interruption)):
-            run(waiting(interruption))
-        assert held == []
-
-    async def cancelled() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await arun(waiting(asyncio.CancelledError()))
-        assert held == []
-
-    asyncio.run(cancelled())
-
-
-def test_a_stopped_generator_completes_its_cleanup(caplog: pytest.LogCaptureFixture) -> None:
-    """The cleanup runs once, before the interruption continues."""
-    done: list[str] = []
-
-    async def later(name: str) -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
-        done.append(name)
-
-    def owing(name: str) -> Generator[Any, Any, None]:
-        yield Wait(lambda: done.append(name), lambda: later(name))
-        raise ValueError("and then it fails")
-
-    def inner(stop: Any, name: str) -> Generator[Any, Any, None]:
-        try:
-            yield Wait(stop, lambda: asyncio.sleep(60))
-        except BaseException as error:
-            yield from settling(error, owing(name))
-            raise
-
-    def outer(stop: Any, name: str) -> Generator[Any, Any, None]:
-        yield from inner(stop, name)
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(outer(interrupt, "interrupted"))
-
-    async def stopped() -> None:
-        task = asyncio.ensure_future(arun(outer(interrupt, "cancelled")))
-        for _ in range(4):
-            await asyncio.sleep(0)
-            task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        coroutine = arun(outer(interrupt, "closed"))
-        coroutine.send(None)
-        coroutine.close()
-
-    asyncio.run(stopped())
-    assert done == ["interrupted", "cancelled", "closed"]
-    assert caplog.text.count("and then it fails") >= 3

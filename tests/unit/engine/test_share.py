@@ -34,10 +34,3 @@ def test_the_shares_of_all_processes_add_up(
         for process in range(count):
             total += Share(weights, host, count, process).units(whole)
     assert total == whole
-
-
-def test_a_share_is_divided_on_both_levels() -> None:
-    """Hosts of 70 and 30 percent with eight and two processes share 1,001 units."""
-    shares = [Share((70, 30), 0, 8, number).units(1001) for number in range(8)]
-    assert shares == [88] * 5 + [87] * 3
-    assert [Share((70, 30), 1, 2, number).units(1001) for number in range(2)] == [150, 150]

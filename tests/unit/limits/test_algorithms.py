@@ -53,6 +53,7 @@ def test_the_arguments_of_the_lua_are_whole_numbers(
     ("algorithm", "rate", "options", "field"),
     [
         ("token_bucket", "999999999989/d", {}, "burst"),
+        ("token_bucket", "1/3650d", {"burst": 10**6}, "burst"),
         ("leaky_bucket", "7/m", {"queue": 10**12}, "queue"),
         ("token_bucket", "1/s", {"burst": 1, "lease": 1}, "lease"),
         ("sliding_window", (5, 0.000009), {"segments": 10}, "segments"),

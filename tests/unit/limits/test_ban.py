@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.limits.rate import LimitError, Rate, duration
+from django_ratelimit_lua.limits.rate import LimitError, duration
 
 HOUR = 3_600_000_000
 BANS = {"ban_after": 5, "ban_for": "1h"}
@@ -115,18 +115,3 @@ def test_a_renamed_limit_has_other_bans() -> None:
     ]:
         assert other.ban is not None
         assert (other.ban.key_part == limit.ban.key_part) is is_same
-
-
-@pytest.mark.parametrize("mode", ["enforce", "advise"])
-def test_a_limit_without_bans_stays_without_bans(mode: str) -> None:
-    """A limit keeps its bans, or stays without bans, if its rate or its name changes."""
-    limit = Limit("login", "5/m", ban_after=3, ban_for="10m")
-    limit = limit.advising() if mode == "advise" else limit
-    rate = Rate.parse("1/m")
-    assert limit.at_rate(rate, None, "other").ban == limit.ban
-    assert limit.at_rate(rate, None, "other").mode == mode
-    assert limit.renamed("other").ban is not None
-    assert limit.without_bans() is limit.without_bans()
-    assert limit.without_bans().mode == mode
-    assert limit.without_bans().at_rate(rate, None, "other").ban is None
-    assert limit.without_bans().renamed("other").ban is None

@@ -17,12 +17,6 @@ STATE = LimitState.of(
 )
 
 
-def test_a_state_has_the_name_rate_and_mode_of_its_limit() -> None:
-    """A state copies the name, the rate and the mode of its limit."""
-    found = (STATE.name, STATE.limit, STATE.period, STATE.mode, STATE.counted_at)
-    assert found == ("mail", 5, 60.0, "shadow", 7)
-
-
 def test_times_of_a_cached_refusal_decrease() -> None:
     """They decrease by the seconds that have passed and never become negative."""
     later = STATE.aged(10.0)

@@ -123,6 +123,22 @@ def test_a_period_below_a_second_is_written_in_microseconds() -> None:
         ({"algorithm": "fixed_window", "time_zone": "Europe/Berlin"}, "needs align as well"),
         ({**BY_CLOCK, "time_zone": "Europe/Berlin"}, "each day, week or month"),
         ({**BY_CLOCK, "time_zone": "Mars/Base"}, "Unknown time zone"),
+        ({"algorithm": "sliding_window", "lease": 10}, "sliding_window has no option lease"),
+        ({"algorithm": "sliding_log", "lease": 10}, "sliding_log has no option lease"),
+        ({"algorithm": "leaky_bucket", "lease": 10}, "leaky_bucket has no option lease"),
+        ({"algorithm": "fixed_window", "lease": 0}, "lease is 0"),
+        ({"algorithm": "fixed_window", "lease": True}, "lease is True"),
+        ({"algorithm": "token_bucket", "lease": 10, "max_wait": 1}, "lease and max_wait"),
+        (
+            {"algorithm": "fixed_window", "lease": 10, "count_denied": True},
+            "lease and count_denied",
+        ),
+        ({"algorithm": "token_bucket", "lease": 10, "burst": 1}, "burst of at least 2"),
+        ({"algorithm": "token_bucket", "lease": 10, "split": True}, "contradict"),
+        ({"split": True}, "no option split; it is for token_bucket, fixed_window"),
+        ({"algorithm": "fixed_window", "split": "half"}, "must be true or false"),
+        ({"algorithm": "token_bucket", "split": True, "max_wait": 1}, "split and max_wait"),
+        ({"algorithm": "fixed_window", "align": "day", "split": True}, "split and align"),
     ],
 )
 def test_invalid_options_are_errors(options: dict[str, Any], message: str) -> None:
@@ -140,19 +156,6 @@ def test_a_limit_needs_a_name() -> None:
         if wrong:
             with pytest.raises(LimitError, match="name must be text"):
                 Limit("x", "5/m", counted_as=wrong)
-
-
-def test_an_inexact_rate_is_refused() -> None:
-    """A rate that cannot be computed exactly is an error instead of being rounded silently."""
-    assert Limit("x", "1000003/d", algorithm="token_bucket")
-    with pytest.raises(LimitError, match="exactly"):
-        Limit("x", "999999999989/d", algorithm="token_bucket")
-    with pytest.raises(LimitError, match="exactly"):
-        Limit("x", "1/3650d", algorithm="token_bucket", burst=10**6)
-    with pytest.raises(LimitError, match="segments"):
-        Limit("x", (5, 0.000005))
-    with pytest.raises(LimitError, match="stores every unit"):
-        Limit("x", "100001/d", algorithm="sliding_log")
 
 
 def test_the_length_of_names_in_keys_is_bounded() -> None:

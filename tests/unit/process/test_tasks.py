@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 
 import pytest
@@ -24,32 +24,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Task]]:
     stop(SOON)
 
 
-def test_a_stopped_task_ends_immediately_and_can_start_again() -> None:
-    """A stop ends a task during its pause or while its step waits."""
-    begun, woken, by = threading.Semaphore(0), threading.Event(), []
-
-    def step() -> float | None:
-        begun.release()
-        if task is waiting:
-            assert woken.wait(SOON)
-        return 3600.0
-
-    def end() -> None:
-        by.append(threading.current_thread().name)
-
-    sleeping = Task("flush", step, at_stop=end)
-    waiting = Task("listener", step, wake=woken.set, at_stop=end)
-    for task in (sleeping, waiting):
-        for _ in range(2):
-            assert task.start()
-            assert begun.acquire(timeout=SOON)
-            assert task.is_running
-            stop(SOON)
-            assert not task.is_running
-            woken.clear()
-    assert by == ["ratelimit-flush"] * 2 + ["ratelimit-listener"] * 2
-
-
 def test_tasks_started_during_a_stop_are_stopped_as_well(made: set[Task]) -> None:
     """If the step of a task that is being stopped starts a second task, that one is stopped too."""
     begun = threading.Event()
@@ -67,50 +41,6 @@ def test_tasks_started_during_a_stop_are_stopped_as_well(made: set[Task]) -> Non
     stop(SOON)
     assert [task.is_running for task in made] == [False, False]
     assert not [thread for thread in threading.enumerate() if thread.name == "ratelimit-publishing"]
-
-
-def test_a_process_that_ends_stops_its_tasks_before_the_last_flush() -> None:
-    """When a process ends, no task is running when the final functions are called."""
-    begun, seen = threading.Event(), []
-
-    def step() -> float:
-        begun.set()
-        return 3600.0
-
-    task = Task("flush", step, at_exit=lambda: seen.append(task.is_running))
-    Task("slots", step, at_exit=lambda: seen.append("never begun"))
-    Task("refusals", step, at_exit=lambda: 1 / 0)
-    task.start()
-    assert begun.wait(SOON)
-    tasks.finish()
-    assert set(seen) == {False, "never begun"}
-
-
-def test_one_off_work_returns_its_result() -> None:
-    """Each piece has a thread, and its future has the result or the exception."""
-    jobs = JobRunner()
-    both_began, may_go = threading.Barrier(3), threading.Event()
-
-    def work(number: int) -> Callable[[], float]:
-        def divide() -> float:
-            both_began.wait(SOON)
-            assert may_go.wait(SOON)
-            return 6 / number
-
-        return divide
-
-    submitted = [jobs.submit(work(number)) for number in (0, 2)]
-    both_began.wait(SOON)
-    assert jobs.is_busy
-    assert not jobs.wait(0.01)
-    may_go.set()
-    assert jobs.wait(SOON)
-    assert not jobs.is_busy
-    failed, done = submitted
-    assert failed is not None
-    assert isinstance(failed.exception(SOON), ZeroDivisionError)
-    assert done is not None
-    assert done.result(SOON) == 3.0
 
 
 def test_one_off_work_that_cannot_run_blocks_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:

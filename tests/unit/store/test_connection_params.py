@@ -98,17 +98,13 @@ def test_no_tls_option_is_ignored(settings: Any) -> None:
     """An unknown one is an error, because a connection would check less than is required."""
     use(settings, "rediss://127.0.0.1:2/0", ssl_tomorrow=True)
     assert "ssl_tomorrow, which limits do not support" in why_unusable("default")
+    with pytest.raises(ImproperlyConfigured, match="ssl_tomorrow"):
+        ConnectionParams.of("default")
+    use(settings, "redis://127.0.0.1:4/0", ssl_ca_certs="ca.pem")
+    assert "ssl_ca_certs" in why_unusable("default")
     use(settings, "rediss://127.0.0.1:3/0", ssl_check_hostname=True, ssl_ciphers="HIGH")
     assert why_unusable("default") is None
     assert {"ssl_check_hostname", "ssl_ciphers"} <= ConnectionParams.of("default").options.keys()
-
-
-def test_unsupported_connection_options_are_reported_at_once(settings: Any) -> None:
-    """The system check reports the option, and so does the creation of the parameters."""
-    use(settings, "redis://127.0.0.1:4/0", ssl_ca_certs="ca.pem")
-    assert "ssl_ca_certs" in why_unusable("default")
-    with pytest.raises(ImproperlyConfigured, match="ssl_ca_certs"):
-        ConnectionParams.of("default")
 
 
 def test_a_disabled_tls_check_is_accepted_for_coroutines(settings: Any) -> None:
