@@ -124,21 +124,6 @@ def test_sliding_window_forgets_a_burst_exactly_one_period_later(
         assert ask(start + 4 + period, 5)
 
 
-def test_sliding_window_forgets_no_unit_more_than_one_segment_late() -> None:
-    """Hits in a segment count until its last hit is one period old."""
-    start = START - START % 6_000_000
-    for last, retry in [
-        (0, 60_000_000),
-        (1, 60_000_000),
-        (5_999_999, 60_000_000),
-        (6_000_000, 54_000_000),
-    ]:
-        ask = Asker(Limit("late", "2/m", algorithm="sliding_window"))
-        assert ask(start)
-        assert ask(start + last)
-        assert round(ask(start + last).retry_after * 1e6) == retry
-
-
 @pytest.mark.parametrize(
     ("align", "zone", "rate", "seconds"),
     [
@@ -226,15 +211,6 @@ def test_expiry_of_a_key_changes_no_verdict(algorithm: str, rate: str, direct: r
     ask = Asker(Limit("ttl", rate, algorithm=algorithm))
     reset = [ask(None).limits[0].reset_after for _ in range(2)][1]
     assert reset - 1 < direct.pttl(ask.keys()[0]) / 1000 <= reset + 0.002
-
-
-@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])
-def test_no_window_or_log_reserves_a_turn(algorithm: str) -> None:
-    """A caller that would wait is refused as well, and gets the true retry time."""
-    ask = Asker(Limit("now", "1/m", algorithm=algorithm))
-    assert ask(START)
-    refused = ask(START, max_wait_us=-1)
-    assert (refused.allowed, refused.retry_after) == (False, 60)
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])

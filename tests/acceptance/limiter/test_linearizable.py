@@ -19,13 +19,7 @@ import pytest
 
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.limit import Limit
-from tests.support.linearizability import (
-    NAME,
-    Call,
-    NotLinearizableError,
-    Response,
-    check,
-)
+from tests.support.linearizability import NAME, Call, NotLinearizableError, Response, check
 from tests.support.processes import Worker, copy, migrated
 from tests.support.reference_model import Answer, Answers
 

@@ -39,9 +39,8 @@ def assert_no_outage(
         found = sources(who)
         if found == expected:
             return
-        settings.RATELIMIT_TIMEOUT = (
-            settings.RATELIMIT_TIMEOUT
-        )  # This makes a new store, so that no pause of an earlier attempt continues.
+        # This makes a new store, so that no pause of an earlier attempt continues.
+        settings.RATELIMIT_TIMEOUT = float(settings.RATELIMIT_TIMEOUT)
     assert found == expected
 
 
@@ -67,9 +66,8 @@ def test_a_burst_of_coroutines_is_decided(count: int, policy: str, settings: Any
 @pytest.mark.parametrize("count", [10, 300])
 def test_a_burst_of_threads_is_decided(count: int, policy: str, settings: Any) -> None:
     """There are more threads than connections, and they begin at the same moment."""
-    settings.RATELIMIT_TIMEOUT = (
-        0.25  # Hundreds of threads keep a small machine's processors from its Redis, too.
-    )
+    # Hundreds of threads keep a small machine's processors from its Redis, too.
+    settings.RATELIMIT_TIMEOUT = 0.25
     settings.RATELIMIT_ON_STORE_ERROR = policy
     limiter = RateLimiter("burst", "10/h")
 

@@ -230,10 +230,8 @@ def test_units_are_returned_if_a_later_node_is_unavailable(mortal: Cluster, sett
     os.kill(mortal.master_of(b"{%b}" % second).pid, signal.SIGSTOP)
     decision = decide(build_call(charges))
     assert (decision.allowed, decision.source) == (False, "fallback")
-    assert decide(build_call(charges[:1], "peek")).limits[0].used in (
-        2,
-        3,
-    )  # 3 where no time was left to give it back.
+    # 3 if no time was left to give it back.
+    assert decide(build_call(charges[:1], "peek")).limits[0].used in (2, 3)
 
 
 @pytest.mark.usefixtures("quiet")  # It counts calls of the masters, and has not received the edit.

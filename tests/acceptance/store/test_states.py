@@ -63,12 +63,7 @@ def own(settings: Any) -> Iterator[Server]:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_full_server_is_reported_down_once_and_up_once(
-    kind: str,
-    own: Server,
-    said: list[str],
-    settings: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: Any,
+    kind: str, own: Server, said: list[str], settings: Any, monkeypatch: Any, caplog: Any
 ) -> None:
     """A server without memory decides some calls and refuses others."""
     monkeypatch.setattr(server, "STEADY_SECONDS", 60.0)
@@ -78,16 +73,12 @@ def test_a_full_server_is_reported_down_once_and_up_once(
     sources: set[str] = set()
 
     def both(number: int) -> None:
-        sources.add(limiter.hit("x").source)
-        sources.add(other.peek("y").source)
-
-    async def aboth() -> None:
-        sources.add((await limiter.ahit("x")).source)
-        sources.add((await other.apeek("y")).source)
+        sources.update({limiter.hit("x").source, other.peek("y").source})
 
     async def some() -> None:
         for _ in range(20):
-            await asyncio.gather(*(aboth() for _ in range(10)))
+            calls = [call for _ in range(10) for call in (limiter.ahit("x"), other.apeek("y"))]
+            sources.update(decision.source for decision in await asyncio.gather(*calls))
 
     def load() -> None:
         if kind == "async":
@@ -111,9 +102,7 @@ def test_a_full_server_is_reported_down_once_and_up_once(
         time.sleep(0.5)
         load()
     assert said == ["down", "up"]
-    assert (
-        len([record for record in caplog.records if "Redis of cache" in record.getMessage()]) == 2
-    )
+    assert caplog.text.count("Redis of cache") == 2
 
 
 def test_a_paused_server_is_up_after_its_first_reply(
@@ -175,12 +164,8 @@ def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
     breaking = threading.Event()
 
     def script(command: list[bytes]) -> Any:
-        right = usual(command)
-        return (
-            breaks(right, len(right) // 2)
-            if breaking.is_set() and command[0] == b"EVALSHA"
-            else right
-        )
+        right, is_decision = usual(command), command[0] == b"EVALSHA"
+        return breaks(right, len(right) // 2) if breaking.is_set() and is_decision else right
 
     with Scripted(script) as server:
         settings.CACHES = caches(server.url)
@@ -193,10 +178,7 @@ def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
         async def everything() -> None:
             for failures in (2, 2, 3):
                 breaking.clear()
-                assert is_own(
-                    call(1),
-                    await decided_by(store, kind, call(1)),
-                )
+                assert is_own(call(1), await decided_by(store, kind, call(1)))
                 breaking.set()
                 assert not store.is_paused
                 for _ in range(failures):
@@ -250,11 +232,7 @@ def test_a_password_that_is_set_meanwhile_is_reported_as_authentication(
             if hit() == "fallback":
                 break
         direct.config_set("requirepass", "")
-    (reason,) = [
-        record.getMessage()
-        for record in caplog.records
-        if "cannot decide limits" in record.getMessage()
-    ]
+    (reason,) = [text for text in caplog.messages if "cannot decide limits" in text]
     assert "AuthenticationError: Authentication required" in reason
 
 
