@@ -13,7 +13,6 @@ from django_ratelimit_lua.limits.algorithms import ALGORITHMS, BY_RATE
 from django_ratelimit_lua.limits.algorithms.concurrency import new_slot
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.store import get_store
 from tests.support.limits import decide
 
@@ -67,4 +66,3 @@ def test_a_script_contains_only_the_algorithms_of_its_call() -> None:
     for order in itertools.permutations(limits):
         names.add(Call([Charge(limit, b"0" * 32) for limit in order]).algorithms)
     assert names == {("ban", "sliding_window", "token_bucket")}
-    assert b"local function" not in program_for(()).source.partition(b"-- 1. Compare")[0]
