@@ -180,6 +180,9 @@ def results_of(
         The results by name, refused if one of its rates refuses, and the result of the whole
         decision (empty: no limit was decided).
     """
+    if len(charges) == 1 and not exempt:
+        result = result_of(charges[0], decision.source)
+        return {charges[0].name: result}, result
     results: dict[str, str] = {}
     refusal = ""
     for decided in charges:

@@ -131,63 +131,64 @@ class Recorder:
         with self._lock:
             self._tables.began = self._tables.began or time.time()
             for _ in range(len(self._queue)):
-                self._count_decision(*self._queue.popleft())
+                self._count_decision(self._queue.popleft())
 
-    def _count_decision(
-        self,
-        charges: Sequence[DecidedCharge],
-        decision: Decision,
-        seconds: float,
-        exempt: Sequence[DecidedCharge],
-        request: RequestCount | None,
-    ) -> None:
+    def _count_decision(self, entry: Decided) -> None:
         """Count a decision for its request, for each rule or call site, and for each client."""
+        charges, decision, seconds, exempt, request = entry
         results, whole = results_of(charges, decision, exempt)
-        is_first_refusal = request is None or not request.is_refused
+        # Only the first refusal of a request stops a client.
+        refusal = whole
+        if whole == SHADOW or (request is not None and request.is_refused):
+            refusal = ""
+        tables = self._tables
         if request is None:
-            self._tables.requests[whole] += 1
+            tables.requests[whole] += 1
         else:
-            self._count_wait(request)
-            if whole:
-                self._add_to_request(request, whole, is_refused=not decision.allowed)
-        source = decision.source
+            self._add_to_request(request, whole, is_refused=not decision.allowed)
         time_bucket = bisect_left(TIME_BOUNDS, seconds)
         is_first = True
         for decided in charges:
+            name = decided.name
             # A rule with several rates counts once, and a block is not decided by a limit.
-            if decided.name not in results or decided.state.block is not None:
+            if name not in results or decided.state.block is not None:
                 continue
-            result = results.pop(decided.name)
-            units = decided.charge.cost
-            client = self._find_client(decided)
+            result = results.pop(name)
+            _, digest, units = decided.charge
+            client = tables.clients.get((name, digest)) or self._add_client(decided)
             is_near = False
             if result in FREE:
-                units = min(units, decision.granted)
-                is_near = _is_near_limit(decided.name, charges)
+                is_near = _is_near_limit(name, charges)
+                if units > decision.granted:
+                    units = decision.granted
                 client.units += units
                 client.allowed += 1
             else:
                 client.refused += 1
-                if is_first_refusal and result == whole and result != SHADOW:
+                if result == refusal:
                     client.stopped += 1
-                    is_first_refusal = False
-            kind = (decided.name, result, source, time_bucket, is_near, is_first)
-            self._add_hit(kind, units, seconds)
+                    refusal = ""
+            # Looked up as a plain tuple, because making a `Kind` costs more than the rest.
+            kind = (name, result, decision.source, time_bucket, is_near, is_first)
+            hits = tables.kinds.get(kind) or self._add_kind(kind)  # type: ignore[call-overload]
+            hits.number += 1
+            hits.units += units
+            hits.seconds += seconds
             is_first = False
         for name, result in results.items():  # Blocked or exempt.
-            kind = (name, result, source, time_bucket, False, is_first)
-            self._add_hit(kind, 0, seconds)
+            hits = self._add_kind((name, result, decision.source, time_bucket, False, is_first))
+            hits.number += 1
+            hits.seconds += seconds
             is_first = False
-
-    def _count_wait(self, request: RequestCount) -> None:
-        """Count once how long a request waited before the application began with it."""
-        if request.waited is not None:
-            self._tables.waits[bisect_left(WAIT_BOUNDS, request.waited)] += 1
-            self._tables.waited += request.waited
-            request.waited = None
 
     def _add_to_request(self, request: RequestCount, result: str, *, is_refused: bool) -> None:
         """Add a decision to its request, which is counted when it has ended."""
+        if request.waited is not None:
+            self._tables.waits[bisect_left(WAIT_BOUNDS, request.waited)] += 1
+            self._tables.waited += request.waited
+            request.waited = None  # It is counted once.
+        if not result:
+            return
         if not request.result:
             self._requests.append(request)
             if len(self._requests) > MAX_REQUESTS:
@@ -206,34 +207,21 @@ class Recorder:
                 tables.requests[request.result] += 1
         self._requests = running
 
-    def _add_hit(
-        self, fields: tuple[str, str, str, int, bool, bool], units: int, seconds: float
-    ) -> None:
-        """Add a decision to those of its kind, within the bound on their number.
-
-        `fields`: those of the `Kind`, as a tuple, which costs a hit less.
-        """
+    def _add_kind(self, fields: tuple[str, str, str, int, bool, bool]) -> Hits:
+        """Return the decisions of a kind, within the bound on their number."""
         kinds = self._tables.kinds
-        hits = kinds.get(fields)  # type: ignore[call-overload]
-        if hits is None:
-            kind = Kind(*fields)
-            kind = kind._replace(name=shortened(kind.name))
-            if len(kinds) >= MAX_KINDS and kind not in kinds:
-                kind = kind._replace(name=OTHER)
-            hits = kinds.setdefault(kind, Hits())
-        hits.number += 1
-        hits.units += units
-        hits.seconds += seconds
+        kind = Kind(*fields)
+        kind = kind._replace(name=shortened(kind.name))
+        if len(kinds) >= MAX_KINDS and kind not in kinds:
+            kind = kind._replace(name=OTHER)
+        return kinds.setdefault(kind, Hits())
 
-    def _find_client(self, decided: DecidedCharge) -> ClientCount:
-        """Return the count of the client, within the bound on their number."""
+    def _add_client(self, decided: DecidedCharge) -> ClientCount:
+        """Add the count of a client, which is not kept beyond the bound on their number."""
         clients = self._tables.clients
-        digest = decided.charge.digest
-        client = clients.get((decided.name, digest))
-        if client is None:
-            client = ClientCount(decided)
-            if len(clients) < MAX_CLIENTS:  # Otherwise, its numbers are dropped.
-                client = clients.setdefault((shortened(decided.name), digest), client)
+        client = ClientCount(decided)
+        if len(clients) < MAX_CLIENTS:
+            client = clients.setdefault((shortened(decided.name), decided.charge.digest), client)
         return client
 
     def forget(self) -> None:
