@@ -114,6 +114,9 @@ def test_matching_a_pattern_is_fast() -> None:
         ({"cost": "app.cost"}, "cost"),
         ({"method": "POST"}, "method"),
         ({"audience": "staff"}, "audience"),
+        ({"user_agent": ["curl/*"]}, "user_agent"),
+        ({"network": ["203.0.113.0/24"]}, "network"),
+        ({"waited": "500ms"}, "waited"),
         ({"audience": "group:pro", "rate": None, "exempt": True}, "audience"),
         *[({"tiers": [{"group": group, "rate": "9/m"}]}, "tiers") for group in ("pro", "plan:pro")],
         ({"path": "/", "key": "ip", "tiers": [{"group": "pro", "rate": "9/m"}]}, "tiers"),
@@ -121,7 +124,7 @@ def test_matching_a_pattern_is_fast() -> None:
 )
 def test_errors_name_their_field(words: dict[str, Any], field: str, settings: Any) -> None:
     """A key that no entry provides is an error of `key`, and a rule with a path needs a key. A
-    descriptor has no method, audience or tier.
+    descriptor has no method, audience, tier or condition.
     """
     settings.RATELIMIT_KEYS = {"plan": lambda request: None}
     with pytest.raises(RuleError) as raised:

@@ -422,6 +422,15 @@ def test_the_table_has_a_row_for_each_rate(tmp_path: Path) -> None:
     ]
 
 
+def test_one_request_of_one_client_is_singular(tmp_path: Path) -> None:
+    """The heading of the table uses the singular."""
+    log = tmp_path / "access.log"
+    log.write_text(access(LINES[0]))
+    out = io.StringIO()
+    call_command("ratelimit", "replay", str(log), "--rate", "2/m", stdout=out)
+    assert out.getvalue().startswith("1 request of 1 client (key ip), ")
+
+
 @example_settings(max_examples=examples(200))
 @given(st.binary() | st.recursive(VALUES, lambda inner: st.dictionaries(MEMBERS, inner)))
 def test_no_line_raises(line: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 from django_ratelimit_lua import Ratelimited, RateLimiter
 from django_ratelimit_lua.contrib.statistics.reading import Span
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.models import RateLimitRule
 from tests.contrib.statistics.counts import last, top, total
 
 
@@ -43,3 +44,18 @@ def test_a_limit_on_all_callers_lists_no_clients_in_the_statistics() -> None:
     assert total("counted together", span).counts.total() == 4
     assert [row.times for row in top("counted together", "used")] == [1]
     assert top("counted together") == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_refusals_are_counted_by_the_mode_of_the_rule() -> None:
+    """Refusals are counted as those of shadow mode until the rule is enforced, and as refusals
+    from then on.
+    """
+    rule = RateLimitRule.objects.create(name="mail", rate="1/h", mode="shadow")
+    mail = RateLimiter("mail", "100/h")
+    assert [mail.hit("ada").allowed for _ in range(3)] == [True] * 3
+    assert total("mail", last(3600, 60)).counts == {"h": 1, "s": 2}
+    rule.mode = "enforce"
+    rule.save()
+    assert not mail.hit("ada")
+    assert total("mail", last(3600, 60)).counts == {"h": 1, "s": 2, "r": 1}
