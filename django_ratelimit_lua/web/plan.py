@@ -19,7 +19,7 @@ from ..engine.run import Wait
 from ..identity import Identity, digest
 from ..identity.names import supplied_identity
 from ..identity.request_state import RequestState
-from ..limits.call import MAX_COST, Call, Charge, Operation
+from ..limits.call import Call, Charge, Operation
 from ..limits.decision import Decision
 from ..limits.limit import Limit
 from ..limits.rate import Rate
@@ -129,8 +129,7 @@ class Planner:
     by the rules in force. If overrides may apply to them, it also sets `parties`, which contain
     them.
 
-    - `options`: those of `build_call`; `adds_up`: whether the costs of two charges to one counter
-      are added up; `ignores_blocks`: whether overrides that block are ignored;
+    - `options`: those of `build_call`; `ignores_blocks`: whether overrides that block are ignored;
     - `counted`: the names of the rules that were counted for the request, each with its call site;
     - `call_site`: what is compared with these. A call site counts each time that it is called.
 
@@ -143,7 +142,6 @@ class Planner:
     call_site: object = None
     request: HttpRequest | None = None
     ruleset: Ruleset | None = None
-    adds_up = False
     ignores_blocks = False
     charges: Sequence[DecidedCharge] = ()
     exempt: Sequence[DecidedCharge] = ()
@@ -178,8 +176,7 @@ class Planner:
         if self.parties:
             charges = self._apply_overrides()
             has_overrides = any(party.overrides for party in self.parties)
-        if self.adds_up:
-            charges = merge_counters(charges, adds_up=True)
+        charges = self.merge_charges(charges)
         counted: list[Charge] = []
         operation = self.operation
         for planned in charges:
@@ -191,6 +188,10 @@ class Planner:
         return build_call(
             counted, operation, ruleset=ruleset, has_overrides=has_overrides, **self.options
         )
+
+    def merge_charges(self, charges: Sequence[DecidedCharge]) -> Sequence[DecidedCharge]:
+        """Return the charges, of which a subclass merges those to one counter."""
+        return charges
 
     def _apply_overrides(self) -> Sequence[DecidedCharge]:
         """Return the charges of the parties that no override exempts, and set the exempt ones."""
@@ -246,13 +247,10 @@ def _sending(
     return Wait(send, partial(limit_exceeded.asend_robust, Decision, **arguments))
 
 
-def merge_counters(
-    charges: Sequence[DecidedCharge], *, adds_up: bool = False
-) -> list[DecidedCharge]:
+def merge_counters(charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
     """Return the charges in a form that one call accepts: each counter once.
 
-    Limits of the same name are renamed by their rates, such as two throttles of one scope. With
-    `adds_up`, the costs of charges of the same limit are added up instead.
+    Limits of the same name are renamed by their rates, such as two throttles of one scope.
     """
     by_counter: dict[tuple[bytes, bytes], DecidedCharge] = {}
     names: set[tuple[bytes, str]] = set()
@@ -260,28 +258,15 @@ def merge_counters(
         subject = planned.charge.digest
         limit = planned.charge.limit
         number = 0
-        while True:
-            earlier = by_counter.get((subject, limit.key_part))
-            is_same = adds_up and earlier is not None and earlier.charge.limit == limit
-            if is_same or (earlier is None and (subject, limit.name) not in names):
-                break
+        while (subject, limit.key_part) in by_counter or (subject, limit.name) in names:
             number += 1
             limit = _rename_by_rate(planned.charge.limit, number)
         if number:
             planned = replace(planned, charge=planned.charge._replace(limit=limit))
-        if earlier is not None:
-            planned = _add_cost(earlier, planned)
         by_counter[subject, limit.key_part] = planned
         if not limit.variant:
             names.add((subject, limit.name))
     return list(by_counter.values())
-
-
-def _add_cost(earlier: DecidedCharge, later: DecidedCharge) -> DecidedCharge:
-    """Return one charge in place of two of the same limit, for the owners of both."""
-    cost = min(earlier.charge.cost + later.charge.cost, MAX_COST)
-    owners = (*earlier.owner, *later.owner)  # type: ignore[misc]
-    return replace(later, charge=later.charge._replace(cost=cost), owner=owners)
 
 
 def _rename_by_rate(limit: Limit, number: int) -> Limit:

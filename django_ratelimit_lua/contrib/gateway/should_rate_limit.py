@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +28,7 @@ from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
 from ...web.headers import limit_headers
 from ...web.overrides import RequestSubjects, find_overrides, override_fields
-from ...web.plan import Party, Planner
+from ...web.plan import Party, Planner, merge_counters
 from ...web.refusal import Refusal, refusal_of
 from ...web.request_plan import is_never_banned
 from . import protocol
@@ -129,8 +130,6 @@ class DescriptorResult:
 class _DescriptorPlanner(Planner):
     """Plans the charges of descriptors for one operation. Only their entries are known."""
 
-    adds_up = True
-
     def __init__(self, results: Sequence[DescriptorResult], operation: Operation) -> None:
         super().__init__(operation, longest_hold_us=MAX_HOLD_US)
         self._results = results
@@ -139,6 +138,16 @@ class _DescriptorPlanner(Planner):
         """Find the charges and overrides of each descriptor."""
         self.set_parties([_build_party(result, ruleset, self.is_hit) for result in self._results])
         return ()
+
+    def merge_charges(self, charges: Sequence[DecidedCharge]) -> Sequence[DecidedCharge]:
+        """Add up the costs of the charges by one limit for one identity."""
+        merged: dict[object, DecidedCharge] = {}
+        for decided in charges:
+            counter = (decided.charge.limit, decided.charge.digest)
+            if counter in merged:
+                decided = _add_cost(merged[counter], decided)
+            merged[counter] = decided
+        return merge_counters(list(merged.values()))
 
     def request_of(self, decided: DecidedCharge) -> DescriptorRequest:
         return _results_of(decided)[0].request
@@ -149,6 +158,13 @@ class _DescriptorPlanner(Planner):
             for result in _results_of(decided):
                 result.states.append(decided.state)
         return super().finish(decision)
+
+
+def _add_cost(earlier: DecidedCharge, later: DecidedCharge) -> DecidedCharge:
+    """Return one charge in place of two of the same limit, for the results of both."""
+    cost = min(earlier.charge.cost + later.charge.cost, MAX_COST)
+    results = (*_results_of(earlier), *_results_of(later))
+    return replace(later, charge=later.charge._replace(cost=cost), owner=results)
 
 
 def _results_of(decided: DecidedCharge) -> Sequence[DescriptorResult]:
