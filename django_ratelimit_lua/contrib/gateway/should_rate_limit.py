@@ -143,7 +143,7 @@ class _DescriptorPlanner(Planner):
         """Add up the costs of the charges by one limit for one identity."""
         merged: dict[object, DecidedCharge] = {}
         for decided in charges:
-            counter = (decided.charge.limit, decided.charge.digest)
+            counter = decided.charge[:2]  # The limit and the digest.
             if counter in merged:
                 decided = _add_cost(merged[counter], decided)
             merged[counter] = decided

@@ -131,13 +131,13 @@ def _count_by_rate(
     limits: Sequence[Limit], clients: Mapping[str, Sequence[int]]
 ) -> list[dict[str, Any]]:
     """Return what each limit refuses, as JSON."""
-    refused: list[Counter[str]] = [Counter() for _ in limits]
+    refused: list[tuple[Limit, Counter[str]]] = [(limit, Counter()) for limit in limits]
     for client, moments in clients.items():
         ordered = sorted(moments)
-        for limit, counter in zip(limits, refused, strict=True):
+        for limit, counter in refused:
             if count := count_refusals(limit, ordered):
                 counter[client] = count
-    return [_summarize(limit, counter) for limit, counter in zip(limits, refused, strict=True)]
+    return [_summarize(limit, counter) for limit, counter in refused]
 
 
 def _build_limit(rate: str, algorithm: str) -> Limit:

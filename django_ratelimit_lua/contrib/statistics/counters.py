@@ -5,10 +5,10 @@ time in a bucket of a histogram. All keys of one rule or call site are in one ha
 with `<prefix>{stats:<name>}:`. For the whole site there are
 
 - `names`, a sorted set: the counted names, each with the hour of its last decision;
-- `turn:<hour>`, of a name with durable statistics: a lock, so that one process copies its hours;
 
 and for each name
 
+- `turn:<hour>`, of a name with durable statistics: a lock, so that one process copies its hours;
 - `minutes:<hour>`, a hash: result, or source `S…`, and minute → a number, for 49 hours. For the
   whole site, requests by result, and decisions by source;
 - `hours:<day>`, a hash: the same by the hour, for 91 days;

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from threading import Lock, RLock
+from typing import Any
 
 from ...conf import conf
 from ...engine import DecidedCharge
@@ -68,12 +69,6 @@ class RequestCount:
         self.result = ""
         self.is_refused = False
 
-    def add(self, result: str, *, is_refused: bool) -> None:
-        """Add the result of one more decision."""
-        if is_refused or not (self.is_refused or self.result == ALLOWED):
-            self.result = result
-            self.is_refused = is_refused
-
 
 Decided = tuple[
     Sequence[DecidedCharge], Decision, float, Sequence[DecidedCharge], RequestCount | None
@@ -118,13 +113,10 @@ class Recorder:
         queue = self._queue
         queue.append((charges, decision, seconds, exempt, request))
         if not self._is_awaited:  # Reset by `flush` before it looks at the queue.
-            self._await_flush()
+            self._tables.began = self._tables.began or time.time()
+            self._is_awaited = flusher.start()
         if len(queue) >= MAX_QUEUED:
             self._count_queue()
-
-    def _await_flush(self) -> None:
-        self._tables.began = self._tables.began or time.time()
-        self._is_awaited = flusher.start()
 
     def _count_queue(self) -> None:
         """Count the decisions of the queue."""
@@ -170,13 +162,13 @@ class Recorder:
                     refusal = ""
             # Looked up as a plain tuple, because making a `Kind` costs more than the rest.
             kind = (name, result, decision.source, time_bucket, is_near, is_first)
-            hits = tables.kinds.get(kind) or self._add_kind(kind)  # type: ignore[call-overload]
+            hits = tables.kinds.get(kind) or self._add_kind(*kind)  # type: ignore[call-overload]
             hits.number += 1
             hits.units += units
             hits.seconds += seconds
             is_first = False
         for name, result in results.items():  # Blocked or exempt.
-            hits = self._add_kind((name, result, decision.source, time_bucket, False, is_first))
+            hits = self._add_kind(name, result, decision.source, time_bucket, False, is_first)
             hits.number += 1
             hits.seconds += seconds
             is_first = False
@@ -193,7 +185,9 @@ class Recorder:
             self._requests.append(request)
             if len(self._requests) > MAX_REQUESTS:
                 self._count_requests(even_running=True)
-        request.add(result, is_refused=is_refused)
+        if is_refused or not (request.is_refused or request.result == ALLOWED):
+            request.result = result
+            request.is_refused = is_refused
 
     def _count_requests(self, *, even_running: bool = False) -> None:
         """Count the requests that have ended, or all of them."""
@@ -207,11 +201,10 @@ class Recorder:
                 tables.requests[request.result] += 1
         self._requests = running
 
-    def _add_kind(self, fields: tuple[str, str, str, int, bool, bool]) -> Hits:
-        """Return the decisions of a kind, within the bound on their number."""
+    def _add_kind(self, name: str, *fields: Any) -> Hits:
+        """Return the decisions of a `Kind` with these fields, within the bound on kinds."""
         kinds = self._tables.kinds
-        kind = Kind(*fields)
-        kind = kind._replace(name=shortened(kind.name))
+        kind = Kind(shortened(name), *fields)
         if len(kinds) >= MAX_KINDS and kind not in kinds:
             kind = kind._replace(name=OTHER)
         return kinds.setdefault(kind, Hits())
@@ -253,7 +246,9 @@ class Recorder:
             StoreError: Some counts could not be written. They are kept.
         """
         self._is_awaited = False
-        if not self._acquire_flushing(deadline):
+        if deadline is None:
+            self._flushing.acquire()
+        elif not deadline.wait(lambda seconds: self._flushing.acquire(timeout=seconds)):
             return True
         try:
             with self._lock:
@@ -269,12 +264,6 @@ class Recorder:
         if self.error is not None:
             raise self.error
         return is_running or not is_written
-
-    def _acquire_flushing(self, deadline: Deadline | None) -> bool:
-        """Acquire the lock of the writing thread. Return False if the time is over."""
-        if deadline is None:
-            return self._flushing.acquire()
-        return deadline.wait(lambda seconds: self._flushing.acquire(timeout=seconds))
 
 
 def _is_near_limit(name: str, charges: Sequence[DecidedCharge]) -> bool:

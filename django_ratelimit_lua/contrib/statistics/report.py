@@ -115,23 +115,17 @@ class Report:
 class Timeline:
     """The counts of a name in a period: of each step, and their sums.
 
-    - `points`: the counts of each step, by letter;
-    - `numbers`: those of all steps, by word: see `counters.by_word`;
-    - `sources`: decisions by source.
+    - `points`: the counts of each step, by letter.
     """
 
     name: str
     period: str
     points: Sequence[Point]
-    numbers: Counts
-    sources: Counts
 
-    @classmethod
-    def from_points(cls, name: str, period: str, points: Sequence[Point]) -> Timeline:
-        """Add up the counts of the points."""
-        whole = reading.add_up(points)
-        sources = Counter({source: whole[f"S{letter}"] for source, letter in SOURCES.items()})
-        return cls(name, period, points, by_word(whole), +sources)
+    @cached_property
+    def numbers(self) -> Counts:
+        """Return the counts of all steps, by word: see `counters.by_word`."""
+        return by_word(reading.add_up(self.points))
 
     @cached_property
     def steps(self) -> list[Point]:
@@ -156,19 +150,26 @@ class Timeline:
     @property
     def source_words(self) -> str:
         """Return the sources of decisions, the most frequent first, with their shares."""
-        whole = self.sources.total()
+        counts = reading.add_up(self.points)
+        sources = Counter({source: counts[f"S{letter}"] for source, letter in SOURCES.items()})
+        whole = sources.total()
         return ", ".join(
             f"{SOURCE_NAMES[source]} {share_words(number / whole)}"
-            for source, number in self.sources.most_common()
+            for source, number in sources.most_common()
+            if number
         )
+
+    @property
+    def label(self) -> str:
+        """Return the period and its results in words."""
+        return f"{PERIOD_NAMES[self.period]}, {result_words(self.numbers)}"
 
     @property
     def spark(self) -> SafeString | str:
         """Return a small chart of the period; empty if there were no requests."""
         if not self.numbers["requests"]:
             return ""
-        label = f"{PERIOD_NAMES[self.period]}, {result_words(self.numbers)}"
-        return draw_bars([step.counts for step in self.steps], label)
+        return draw_bars([step.counts for step in self.steps], self.label)
 
 
 def result_words(numbers: Counts, results: Iterable[str] = RESULT_NAMES) -> str:
@@ -208,7 +209,7 @@ def read_timelines(names: Sequence[str], period: str) -> dict[str, Timeline]:
         StoreError: Redis is unavailable.
     """
     series = reading.read_series(names, span_of(period))
-    return {name: Timeline.from_points(name, period, points) for name, points in series.items()}
+    return {name: Timeline(name, period, points) for name, points in series.items()}
 
 
 def read_stored_timeline(name: str, period: str) -> Timeline:
@@ -230,7 +231,7 @@ def read_stored_timeline(name: str, period: str) -> Timeline:
         redis_counts = by_hour.get(moment, Counter())
         if by_word(counts)["requests"] > by_word(redis_counts)["requests"]:
             by_hour[moment] = counts
-    return Timeline.from_points(name, period, reading.group_by_step(span, HOUR, by_hour))
+    return Timeline(name, period, reading.group_by_step(span, HOUR, by_hour))
 
 
 def read_limits(period: str) -> list[Timeline]:

@@ -148,7 +148,6 @@ def _timeline_context(
     numbers = timeline.numbers
     p95 = percentile_95(reading.read_histogram(timeline.name, span_of(timeline.period)))
     hovers = [f"{name}, {result_words(each)}" for name, each in zip(names, counts, strict=True)]
-    label = f"{PERIOD_NAMES[timeline.period]}, {result_words(numbers)}"
     return {
         "period": timeline.period,
         "periods": [(key, PERIOD_NAMES[key], _build_query(request, key)) for key in periods],
@@ -163,7 +162,7 @@ def _timeline_context(
             (_("95th percentile decision time"), milliseconds_words(p95) if p95 else "—", ""),
             (_("decided by"), timeline.source_words or "—", "words"),
         ],
-        "chart": draw_bars(counts, label, hovers),
+        "chart": draw_bars(counts, timeline.label, hovers),
         "most": number_words(max(each["requests"] for each in counts)),
         "axis": [names[0], names[len(names) // 2], names[-1]],
     }
