@@ -136,18 +136,24 @@ def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
             problems.append(str(error))
     yield from map(BAD_SETTING.message, dict.fromkeys(problems))
     for name in sorted(dir(settings)):
-        word = name.removeprefix("RATELIMIT_")
-        annex = SETTINGS_OF_ANNEXES.get(word)
-        if annex is not None and not is_installed(annex):
-            text = f"{name} is a setting of an app that is not installed."
-            yield SETTING_OF_ANNEX.message(text, right=install_hint(annex))
-        elif word != name and word not in SETTINGS:
-            text = f"{name} is not a setting of django_ratelimit_lua."
-            yield UNKNOWN_SETTING.message(text, right=_right_setting(word))
+        if name.startswith("RATELIMIT_"):
+            yield from _name_problems(name)
 
 
-def _right_setting(word: str) -> str:
-    """Return the closest match of a misspelt setting, or else all settings."""
+def _name_problems(name: str) -> Iterator[CheckMessage]:
+    """Report a setting of an optional app that is not installed, and one that does not exist."""
+    word = name.removeprefix("RATELIMIT_")
+    annex = SETTINGS_OF_ANNEXES.get(word)
+    if annex is not None and not is_installed(annex):
+        text = f"{name} is a setting of an app that is not installed."
+        yield SETTING_OF_ANNEX.message(text, right=install_hint(annex))
+    elif word not in SETTINGS:
+        text = f"{name} is not a setting of django_ratelimit_lua."
+        yield UNKNOWN_SETTING.message(text, right=_suggest_setting(word))
+
+
+def _suggest_setting(word: str) -> str:
+    """Return a hint with the closest match of a misspelt setting, or else with all settings."""
     near = get_close_matches(word, SETTINGS, 1)
     if near:
         return f"Did you mean RATELIMIT_{near[0]}?"
@@ -200,17 +206,16 @@ def check_rules(**kwargs: object) -> Iterator[CheckMessage]:
         for rule in active:
             for problem in place_problems(rule):
                 yield NO_PLACE.message(f"Rule {rule.name!r}: {problem}")
-    has_middleware = MIDDLEWARE in settings.MIDDLEWARE
-    if not has_middleware and is_installed("gateway"):
-        return  # The process may serve only the gateway, which applies them.
+    if MIDDLEWARE not in settings.MIDDLEWARE and is_installed("gateway"):
+        return  # The process may serve only the gateway, which applies the rules.
     needs_middleware = any(rule.is_for_requests for rule in rules)
-    needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
-    if needs_middleware and not has_middleware:
+    by_user = ", ".join(rule.name for rule in active if rule.needs_user)
+    if needs_middleware and MIDDLEWARE not in settings.MIDDLEWARE:
         yield UNUSED_RULES.message(
             "RATELIMIT_RULES has rules, but the middleware that applies them is missing."
         )
-    elif needs_middleware and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
-        yield NO_USER.message(f"These rules need request.user: {needs_user}.")
+    elif needs_middleware and by_user and AUTHENTICATION not in settings.MIDDLEWARE:
+        yield NO_USER.message(f"These rules need request.user: {by_user}.")
     else:
         yield from _key_problems(active)
     for rule in active:
@@ -413,8 +418,9 @@ def _database_problems(using: str) -> Iterator[CheckMessage]:
     for word, annex in FIELDS_OF_ANNEXES.items():
         names = [repr(rule.name) for rule in rules if word in rule.spec]
         if names and word not in annex_options():
-            text = f"The option {word} of the rules {', '.join(names)} is ignored: its app is not"
-            yield ABSENT_ANNEX.message(f"{text} installed.", right=install_hint(annex))
+            subject = f"The option {word} of the rules {', '.join(names)}"
+            text = f"{subject} is ignored: its app is not installed."
+            yield ABSENT_ANNEX.message(text, right=install_hint(annex))
     with suppress(ImproperlyConfigured):
         yield from _warn_without_waiting_time([rule.spec for rule in rules])
     yield from _row_problems(rules)
@@ -424,12 +430,12 @@ def _database_problems(using: str) -> Iterator[CheckMessage]:
             f"{number} overrides have not ended; every process loads all of them after each change"
         )
     with suppress(StoreError, ImproperlyConfigured):  # `health` and `check_cache` report it.
-        own = RateLimitRevision.read(using).database
+        database = RateLimitRevision.read(using).database
         owner = read_published().database
-        if owner not in ("", own):
+        if owner not in ("", database):
             yield OTHER_SITE.message(
                 f"The rules under RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belong to "
-                f"the database {owner}; the id of this database is {own or 'not set yet'}."
+                f"the database {owner}; the id of this database is {database or 'not set yet'}."
             )
 
 

@@ -91,21 +91,19 @@ def get_usage(
     if group is not None:
         known_call_sites.add_name(group)
     operation: Literal["hit", "peek"] = "hit" if increment else "peek"
-    asked = (group, fn, key, rate, method)
+    call_site = (group, fn, key, rate, method)
     planner = RequestPlanner(
-        request, [rule], group or default_group(fn), operation, call_site=asked
+        request, [rule], group or default_group(fn), operation, call_site=call_site
     )
     decision = decide(planner)
     if not decision.limits:
         return None
     state = decision.limits[0]
-    until = state.retry_after
-    if state.allowed:
-        until = state.reset_after
-    time_left = -1
-    if until is not None:
-        time_left = math.ceil(until)
-    count = state.used + (increment and not state.allowed)
+    seconds = state.reset_after if state.allowed else state.retry_after
+    time_left = -1 if seconds is None else math.ceil(seconds)
+    count = state.used
+    if increment and not state.allowed:
+        count += 1  # A refused request takes no unit, but django-ratelimit counts it.
     return Usage(
         count=count, limit=state.limit, should_limit=not state.allowed, time_left=time_left
     )

@@ -152,8 +152,8 @@ def is_async(view: object) -> bool:
     return getattr(type(owner), "view_is_async", False) is True
 
 
-def _raise_if_unlimitable(view: Callable[..., object]) -> None:
-    """Raise `LimitError` if the decorator would limit nothing here, or not a request."""
+def _raise_if_not_view(view: Callable[..., object]) -> None:
+    """Raise `LimitError` if the decorated object is no function of a request."""
     if isinstance(view, type):
         remedy = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
         raise LimitError(
@@ -163,10 +163,10 @@ def _raise_if_unlimitable(view: Callable[..., object]) -> None:
         raise LimitError(f"@ratelimit {problem}")
     if not inspect.isfunction(view):
         return
-    arguments = view.__code__.co_varnames[: view.__code__.co_argcount]
     owner = view.__qualname__.rpartition(".")[0]  # Empty for a function of a module.
     is_in_class = owner != "" and not owner.endswith("<locals>")
-    if is_in_class and arguments[:1] in (("self",), ("cls",)):
+    code = view.__code__
+    if is_in_class and code.co_argcount > 0 and code.co_varnames[0] in ("self", "cls"):
         raise _method_error(view)
 
 
@@ -187,7 +187,7 @@ def _limit_view(
 
     Directly above another `@ratelimit`, one function decides both limits, in one call.
     """
-    _raise_if_unlimitable(view)
+    _raise_if_not_view(view)
     rules: tuple[Rule, ...] = (rule,)
     target = view
     below = stack_of(view)
@@ -197,21 +197,26 @@ def _limit_view(
         if fallback is NO_FALLBACK:
             fallback = below.fallback
     group = default_group(target)
-    template = rule.template
-    if (
-        template is not None
-        and template.key is not None
-        and not group.startswith(DECORATORS_MODULE)
-    ):
-        known_call_sites.add(rule.group or group, CallSite.of_decorator(rule, group))
-        if durable:
-            known_call_sites.mark_durable(rule.name_at(group))
+    _register_call_site(rule, group, durable=durable)
     is_coroutine = is_async(target)
     if problem := async_mismatch(fallback, is_async=is_coroutine):
         raise LimitError(f"fallback {problem}", "fallback")
     wrap = _wrap_coroutine_function if is_coroutine else _wrap_function
     wrapper = wrap(view, target, rules, group, fallback)
     return attach_stack(Stack(wrapper, target, rules, group, fallback))
+
+
+def _register_call_site(rule: Rule, group: str, *, durable: bool) -> None:
+    """Add a call site with a limit to those that operators see.
+
+    A view that `method_decorator` has wrapped is left out: its group names Django's wrapper.
+    """
+    template = rule.template
+    if template is None or template.key is None or group.startswith(DECORATORS_MODULE):
+        return
+    known_call_sites.add(rule.group or group, CallSite.of_decorator(rule, group))
+    if durable:
+        known_call_sites.mark_durable(rule.name_at(group))
 
 
 def _wrap_function(

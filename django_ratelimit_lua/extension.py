@@ -121,7 +121,10 @@ class Extension:
         """
 
     def snapshot(self, using: str) -> object:
-        """Return JSON for `Ruleset.parts` in all processes, from this database, or None."""
+        """Return what all processes get as this app's part of the rules (`Ruleset.parts`).
+
+        It is read from this database, and made of values of JSON. None: nothing.
+        """
 
     def on_message(self, words: Collection[bytes]) -> None:
         """Handle the received messages `ANNEX <name> <word> ...` with this app's name."""
@@ -142,11 +145,12 @@ decision_hooks: list[Callable[..., None]] = []
 
 
 def register(extension: Extension) -> None:
-    """Register an optional app. `AppConfig.ready` calls this once per process."""
-    if extension.name not in {other.name for other in extensions}:
-        extensions.append(extension)
-        if type(extension).on_decision is not Extension.on_decision:
-            decision_hooks.append(extension.on_decision)
+    """Register an optional app, unless it is registered already, for `AppConfig.ready`."""
+    if any(registered.name == extension.name for registered in extensions):
+        return
+    extensions.append(extension)
+    if type(extension).on_decision is not Extension.on_decision:  # The app has a hook.
+        decision_hooks.append(extension.on_decision)
 
 
 def is_installed(name: str) -> bool:
@@ -171,7 +175,10 @@ def install_hint(name: str) -> str:
 
 
 def require_annex(name: str) -> None:
-    """Raise `ImproperlyConfigured` if an app is not installed: its models would be the core's."""
+    """Raise `ImproperlyConfigured` if an optional app is not installed.
+
+    Without this, Django would take its models for models of the core.
+    """
     if not apps.is_installed(f"django_ratelimit_lua.contrib.{name}"):
         raise ImproperlyConfigured(
             f"django_ratelimit_lua.contrib.{name} is not installed. {install_hint(name)}."

@@ -56,7 +56,7 @@ _DEFERRED = (AsyncGeneratorType, Awaitable, GeneratorType, StreamingHttpResponse
 
 
 class _LimitsInForce(NamedTuple):
-    """The limits of a limiter by one ruleset, and the rule of its name.
+    """The limits of a limiter by one ruleset, and the rule of its name; None: there is no such rule.
 
     The reference is weak, so that a limiter that is rarely used keeps no old rules in memory.
     """
@@ -125,30 +125,32 @@ class RateLimiter:
     @property
     def limits(self) -> tuple[Limit, ...]:
         """Return the limits given here, which are decided together."""
-        periods = [rate.period_us for rate in self._rates]
-        return tuple(
-            [
-                self._template.limit(self.name, rate, 1 + periods[:place].count(rate.period_us))
-                for place, rate in enumerate(self._rates)
-            ]
-        )
+        limits: list[Limit] = []
+        periods: list[int] = []
+        for rate in self._rates:
+            periods.append(rate.period_us)
+            # The ordinal among the rates of that period, which is part of the name.
+            ordinal = periods.count(rate.period_us)
+            limits.append(self._template.limit(self.name, rate, ordinal))
+        return tuple(limits)
 
-    def _limits_by(self, ruleset: Ruleset) -> tuple[Sequence[Limit], Rule | None]:
-        """Return the limits in force, and the rule of this limiter's name, if there is one.
+    def _find_limits(self, ruleset: Ruleset) -> _LimitsInForce:
+        """Return the limits by a ruleset, which are computed once for each.
 
-        The limits are those of the rule if it replaces this limiter's own.
+        They are those of the rule of this limiter's name, if that replaces its own.
         """
         in_force = self._in_force
         if in_force is not None and in_force.ruleset() is ruleset:
-            return in_force.limits, in_force.rule
-        limits = self.limits
+            return in_force
+        limits: Sequence[Limit] = self.limits
         rule = ruleset.by_name.get(self.name)
         if rule is not None and rule.group == self.name and rule.template is not None:
             limits = ()
             if rule.mode != "off":
                 limits = rule.template.replacing(self.limits).limits(self.name)
-        self._in_force = _LimitsInForce(ref(ruleset), limits, rule)
-        return limits, rule
+        in_force = _LimitsInForce(ref(ruleset), limits, rule)
+        self._in_force = in_force
+        return in_force
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out the rules: another process has its own."""
@@ -157,13 +159,16 @@ class RateLimiter:
     def _charges(
         self, ruleset: Ruleset | None, identity: Identity, subject: bytes, cost: int = 1
     ) -> list[DecidedCharge]:
-        """Return the charges for an identity, whose digest is `subject`."""
-        limits: Sequence[Limit]
+        """Return the charges for an identity, whose digest is `subject`.
+
+        `ruleset` has the rules in force; None: limits are disabled, and no rules are loaded.
+        """
+        limits: Sequence[Limit] = self.limits if ruleset is None else ()
         rule = None
-        if ruleset is None:
-            limits = self.limits
-        else:
-            limits, rule = self._limits_by(ruleset)
+        if ruleset is not None:
+            in_force = self._find_limits(ruleset)
+            limits = in_force.limits
+            rule = in_force.rule
         if identity is None:
             limits = [limit.without_bans() for limit in limits]
         name = self.name
@@ -285,11 +290,12 @@ class RateLimiter:
         await arun(self._forgetting(identity))
 
     def _forgetting(self, identity: Identity) -> Waiting[None]:
+        """Delete the counts under this limiter's own limits and those in force. See `reset`."""
         subject = digest(identity)
         ruleset = yield from rules_in_use()
         limits = {limit.key_part: limit for limit in self.limits}
         if ruleset is not None:
-            limits |= {limit.key_part: limit for limit in self._limits_by(ruleset)[0]}
+            limits |= {limit.key_part: limit for limit in self._find_limits(ruleset).limits}
         charges = [Charge(limit, subject) for limit in limits.values()]
         yield from forgetting(build_call(charges, "peek"), strict=True)
 
@@ -400,7 +406,7 @@ class RateLimiter:
     ) -> Waiting[_Decided]:
         """Hit until it is allowed, or the timeout is over. Return the last decision."""
         if debt:
-            self._raise_if_no_debt(whole_cost(cost))
+            self._raise_unless_debt_allowed(whole_cost(cost))
 
         def attempt(seconds_left: float) -> _HitPlanner:
             max_wait_us = -1 if seconds_left == math.inf else round(seconds_left * SECOND)
@@ -416,7 +422,7 @@ class RateLimiter:
 
         return trying(attempt, timeout)
 
-    def _raise_if_no_debt(self, cost: int) -> None:
+    def _raise_unless_debt_allowed(self, cost: int) -> None:
         """Raise `LimitError` if the limits do not allow a debt of this cost."""
         for limit in self.limits:
             if not limit.kind.allows_debt:
@@ -477,25 +483,26 @@ class RateLimiter:
             )
         self._raise_if_undecoratable(function, fallback)
 
-        def read_arguments(*args: object, **kwargs: object) -> tuple[Identity, int]:
-            identity: Identity = None
-            units = cost
-            if key is not None:
-                identity = key(*args, **kwargs)
-            if callable(units):
-                units = units(*args, **kwargs)
-            return identity, units
+        def read_identity(*args: object, **kwargs: object) -> Identity:
+            return None if key is None else key(*args, **kwargs)
+
+        def read_cost(*args: object, **kwargs: object) -> int:
+            return cost(*args, **kwargs) if callable(cost) else cost
 
         @functools.wraps(function)
         def limited(*args: object, **kwargs: object) -> object:
-            decision = self.acquire(*read_arguments(*args, **kwargs), timeout=timeout)
+            identity = read_identity(*args, **kwargs)
+            units = read_cost(*args, **kwargs)
+            decision = self.acquire(identity, units, timeout)
             if not decision:
                 return fall_back(fallback, Ratelimited(decision), *args, **kwargs)
             return function(*args, **kwargs)
 
         @functools.wraps(function)
         async def alimited(*args: object, **kwargs: object) -> object:
-            decision = await self.aacquire(*read_arguments(*args, **kwargs), timeout=timeout)
+            identity = read_identity(*args, **kwargs)
+            units = read_cost(*args, **kwargs)
+            decision = await self.aacquire(identity, units, timeout)
             if not decision:
                 return await afall_back(fallback, Ratelimited(decision), *args, **kwargs)
             return await function(*args, **kwargs)
@@ -550,7 +557,7 @@ class Slot:
         return trying(self._attempt, self._timeout)
 
     def _take_held(self) -> Held | None:
-        """Return the held slot, and let the next `with` use this object."""
+        """Remove and return the held slot, if any, and let the next `with` use this object."""
         held = self._held
         self._held = None
         if self._in_use.locked():
@@ -684,9 +691,10 @@ def _timeout_seconds(timeout: float | timedelta | None) -> float:
 
 def _innermost_function(function: Callable[..., object]) -> Callable[..., object]:
     """Return the function inside a `functools.partial`."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
+    innermost = function
+    while isinstance(innermost, functools.partial):
+        innermost = innermost.func
+    return innermost
 
 
 def _name_of(function: Callable[..., object]) -> str:
@@ -723,6 +731,10 @@ class _HitPlanner(Planner):
         self._cost = cost
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
+        """Set the charges by the rules in force. An unsupported operation only reads the counts.
+
+        Raises `LimitError` for an invalid cost.
+        """
         cost = self._cost
         if type(cost) is not int or cost != 1:
             whole_cost(cost, f"Limit {self._limiter.name!r}: cost is")

@@ -59,10 +59,11 @@ class RateLimitMiddleware:
             self.process_view = self._aprocess_view  # type: ignore[method-assign]
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        """Apply the rules early, call the view unless they refuse, and finish the response."""
         if self.is_async:
             return self._acall(request)
         state = request_state(request)
-        state.running.append(())
+        state.running.append(())  # Stands for the middleware: see `RequestState.running`.
         try:
             response = self._apply_rules(request, state, _choose_early)
             if response is None:
@@ -72,6 +73,7 @@ class RateLimitMiddleware:
             state.running.remove(())
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+        """`__call__`, for coroutines."""
         state = request_state(request)
         state.running.append(())
         try:
@@ -102,7 +104,10 @@ class RateLimitMiddleware:
     def process_view(
         self, request: HttpRequest, view: object, args: object, kwargs: object
     ) -> HttpResponseBase | Awaitable[HttpResponseBase | None] | None:
-        """Apply the rules that need the user or the session, and those of an unexpected view."""
+        """Apply the rules that need the user or the session, and those of an unexpected view.
+
+        Return the response if they refuse the request. None: Django calls the view.
+        """
         state = request_state(request)
         if not _take_postponed(request, state):
             return None
@@ -111,6 +116,7 @@ class RateLimitMiddleware:
     async def _aprocess_view(
         self, request: HttpRequest, view: object, args: object, kwargs: object
     ) -> HttpResponseBase | None:
+        """`process_view`, for coroutines."""
         state = request_state(request)
         if not _take_postponed(request, state):
             return None
@@ -119,7 +125,10 @@ class RateLimitMiddleware:
     def process_exception(
         self, request: HttpRequest, exception: Exception
     ) -> HttpResponseBase | None:
-        """Convert `Ratelimited` to the 429, and exceptions of optional apps to their responses."""
+        """Convert `Ratelimited` to the 429, and exceptions of optional apps to their responses.
+
+        None for any other exception.
+        """
         if isinstance(exception, Ratelimited):
             return too_many_requests(request, exception.decision)
         details = details_of(exception)
@@ -130,7 +139,7 @@ class RateLimitMiddleware:
     def _apply_rules(
         self, request: HttpRequest, state: RequestState, choose: _Choose
     ) -> HttpResponseBase | None:
-        """Decide the chosen rules, and return the response if they refuse the request."""
+        """Decide the chosen rules, and return the response if they refuse the request, or None."""
         if is_exempt(request):
             return None
         deadline = Deadline(conf.TIMEOUT)
@@ -199,9 +208,10 @@ def _match_rules(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
 
 
 def _choose_early(request: HttpRequest, state: RequestState, ruleset: Ruleset) -> list[Rule] | None:
-    """Choose the rules that need neither the user nor the session, unless both are known.
+    """Choose the rules to decide first, and record in the state whether others are postponed.
 
-    The others are postponed until `process_view`.
+    A rule that needs the user or the session is postponed until `process_view` if that is not known
+    yet. None: a rule exempts the request.
     """
     rules = _match_rules(request, ruleset)
     if rules is None or (hasattr(request, "user") and hasattr(request, "session")):
@@ -218,7 +228,7 @@ def _must_wait(rule: Rule, request: HttpRequest) -> bool:
 
 
 def _take_postponed(request: HttpRequest, state: RequestState) -> bool:
-    """Return whether rules are to be decided before the view, and clear `has_postponed_rules`."""
+    """Clear `has_postponed_rules`, and return whether rules are to be decided before the view."""
     has_postponed_rules = state.has_postponed_rules
     state.has_postponed_rules = False
     return has_postponed_rules or not is_expected_view(request, state)
@@ -227,11 +237,11 @@ def _take_postponed(request: HttpRequest, state: RequestState) -> bool:
 def _choose_postponed(
     request: HttpRequest, state: RequestState, ruleset: Ruleset
 ) -> list[Rule] | None:
-    """Choose the rules that need the user or the session.
+    """Choose the rules that need the user or the session. None: a rule exempts the request.
 
     If a middleware below has chosen another URLconf or language, Django has resolved another view
-    than expected. In that case, choose all rules for that view: they were not applied yet, and the
-    identities of keys that use the route differ.
+    than expected. In that case, choose all rules for that view, and forget that those by route were
+    counted: the identities of keys that use the route differ.
     """
     rules = _match_rules(request, ruleset)
     if not rules:

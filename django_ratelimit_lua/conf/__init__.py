@@ -91,9 +91,9 @@ class Setting(Generic[T]):
     def __get__(self, conf: Table | None, owner: type) -> Setting[T] | T:
         if conf is None:
             return self
-        # Kept where Python looks first: from now on, reading the setting costs what an attribute
-        # costs.
-        value = vars(conf)[self.name] = self.read()
+        value = self.read()
+        # As an attribute of the table, which Python finds first: reading it again calls no code.
+        vars(conf)[self.name] = value
         return value
 
     def read(self) -> T:
@@ -122,7 +122,11 @@ class Table:
         SETTINGS.update(
             (name, row) for name, row in vars(type(self)).items() if isinstance(row, Setting)
         )
-        on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), vars(self).clear)
+        on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), self._forget_values)
+
+    def _forget_values(self) -> None:
+        """Drop the values that were read, so that they are read again."""
+        vars(self).clear()
 
 
 def _check_policy(value: object) -> Policy:

@@ -298,14 +298,19 @@ def accepts(function: Function, *arguments: str) -> bool:
 
 
 def import_lazily(path: str, purpose: str) -> Function:
-    """Return a function that imports the callable of a dotted path when it is first called."""
+    """Return a function that imports the callable of a dotted path when it is called.
+
+    The path is added to `known_paths`. The function has the name of the path for `dotted_name`.
+    """
     if len(known_paths) < MAX_ENTRIES and len(path) <= MAX_LENGTH:
         known_paths[path] = purpose
 
     def call(*args: object) -> object:
         return import_callable(path, purpose, "group", "request")(*args)
 
-    call.__module__, _, call.__qualname__ = path.rpartition(".")
+    module, _dot, name = path.rpartition(".")
+    call.__module__ = module
+    call.__qualname__ = name
     return call
 
 

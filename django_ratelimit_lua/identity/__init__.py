@@ -79,6 +79,7 @@ def _keyed_hash(secret: str | bytes) -> hashlib.blake2b:
 
 @lru_cache(maxsize=8)
 def _key_id(secret: str | bytes) -> str:
+    """Return 8 hexadecimal digits that identify the key of a secret."""
     hashed = _keyed_hash(secret).copy()
     hashed.update(b"id")  # Never a client's digest, because an identity begins with its length.
     return hashed.hexdigest()[:8]

@@ -67,26 +67,27 @@ def parse_address(text: str) -> Address | None:
     ... )
     (IPv6Address('2001:db8::1'), IPv6Address('2001:db8::1'), IPv4Address('192.0.2.1'), None)
     """
-    text = text.strip()
-    if len(text) > MAX_ADDRESS_LENGTH:
+    stripped = text.strip()
+    if len(stripped) > MAX_ADDRESS_LENGTH:
         return None
-    return _parse_short_address(text)
+    return _parse_short_address(stripped)
 
 
 @lru_cache(maxsize=4096)
 def _parse_short_address(text: str) -> Address | None:
     """`parse_address` for text without spaces around it, which is short enough for the cache."""
-    text = text.strip('"')
-    if text.startswith("["):
-        text = text[1:].partition("]")[0]
-    text = text.partition("%")[0]
-    address = _parse_plain(text) or _parse_plain(re.sub(_PORT, "", text, flags=re.ASCII))
+    bare = text.strip('"')
+    if bare.startswith("["):
+        bare = bare[1:].partition("]")[0]
+    bare = bare.partition("%")[0]  # Without the zone.
+    address = _parse_plain(bare) or _parse_plain(re.sub(_PORT, "", bare, flags=re.ASCII))
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         return address.ipv4_mapped
     return address
 
 
 def _parse_plain(text: str) -> Address | None:
+    """Return the address that the whole text is, or None."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -161,19 +162,23 @@ def iter_entries(header: str, kind: str) -> Iterator[str]:
     >>> list(iter_entries('for="[2001:db8::1]:80";proto=https, for=10.0.0.1;by=_x', "forwarded"))
     ['10.0.0.1', '"[2001:db8::1]:80"']
     """
-    header = header[-MAX_FORWARDED_LENGTH:]
+    end = header[-MAX_FORWARDED_LENGTH:]
     if kind == "forwarded":
-        yield from _iter_elements(header)
+        yield from _iter_elements(end)
         return
-    entries = header.rsplit(",", MAX_HOPS)[-MAX_HOPS:]
+    entries = end.rsplit(",", MAX_HOPS)[-MAX_HOPS:]
     for entry in reversed(entries):
         yield entry.strip()
 
 
 def _iter_elements(header: str) -> Iterator[str]:
-    """Yield the value of `for` in each element of a `Forwarded` header: see `iter_entries`."""
-    for _ in range(MAX_HOPS):
-        element = re.search(_LAST_ELEMENT, header, re.ASCII)
+    """Yield the value of `for` in each element of a `Forwarded` header, from the right.
+
+    Empty for a malformed element, or one without `for`, which ends the iteration.
+    """
+    rest = header
+    for _hop in range(MAX_HOPS):
+        element = re.search(_LAST_ELEMENT, rest, re.ASCII)
         if element is None:
             yield ""
             return
@@ -182,9 +187,9 @@ def _iter_elements(header: str) -> Iterator[str]:
             yield ""
             return
         yield forwarded_for.group(1)
-        if not header.startswith(",", element.start()):
+        if not rest.startswith(",", element.start()):
             return
-        header = header[: element.start()]
+        rest = rest[: element.start()]
 
 
 @lru_cache(maxsize=1024)
@@ -259,7 +264,8 @@ def find_forwarded_address(
 ) -> ClientAddress:
     """Return the client's address from the peer address and the header that trusted proxies write.
 
-    `text` is the value of the `header`. `trusted`: see `RATELIMIT_TRUSTED_PROXIES`.
+    `text` is the value of the `header`; None: the request has no such header. `trusted` is the
+    number of proxies, or their networks.
 
     >>> header = "X-Forwarded-For"
     >>> find_forwarded_address("10.0.0.1", "spoofed, 203.0.113.9", header, 1).network
@@ -286,6 +292,7 @@ def parse_client_address(text: object, why: str) -> ClientAddress:
 
 @lru_cache(maxsize=4096)
 def _parse_and_mask(text: str, why: str, ipv4_mask: int, ipv6_mask: int) -> ClientAddress:
+    """Return an address from text, masked to these prefix lengths. See `parse_client_address`."""
     address = parse_address(text)
     if address is None:
         return ClientAddress(UNKNOWN, f"{why}, and is not an address")

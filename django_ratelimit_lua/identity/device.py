@@ -113,11 +113,11 @@ def _find_account(name: str) -> User | None:
     An attacker may have chosen the address of another account as user name.
     """
     model = get_user_model()
-    name = model.normalize_username(name.strip())
+    username = model.normalize_username(name.strip())
     email = model.get_email_field_name()
-    matches = Q(**{model.USERNAME_FIELD: name})
-    if "@" in name and hasattr(model, email) and email != model.USERNAME_FIELD:
-        matches |= Q(**{f"{email}__iexact": name})
+    matches = Q(**{model.USERNAME_FIELD: username})
+    if "@" in username and hasattr(model, email) and email != model.USERNAME_FIELD:
+        matches |= Q(**{f"{email}__iexact": username})
     try:
         users = list(model._default_manager.filter(matches)[:2])
     except (ValueError, DatabaseError):  # The text has characters that no user name can have.
@@ -126,6 +126,7 @@ def _find_account(name: str) -> User | None:
 
 
 def _password_digests(user: User) -> list[str]:
+    """Return the digests of an account and its password: see `_digests`."""
     return _digests(f"{user.pk} {user.password}")
 
 

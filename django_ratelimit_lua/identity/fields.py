@@ -68,7 +68,7 @@ Value = str | Literal[_Unread.UNREAD] | None
 
 
 def header_value(request: HttpRequest, name: str) -> str | None:
-    """Return the value of a header. Raises `RequestDataTooBig`."""
+    """Return the value of a header; None if it is missing. Raises `RequestDataTooBig`."""
     # Not from request.headers, which converts every header of the request.
     key = HttpHeaders.to_wsgi_name(name)
     _raise_if_longer(request, key, MAX_HEADER_LENGTH)
@@ -77,13 +77,13 @@ def header_value(request: HttpRequest, name: str) -> str | None:
 
 
 def cookie_value(request: HttpRequest, name: str) -> str | None:
-    """Return the value of a cookie. Raises `RequestDataTooBig`."""
+    """Return the value of a cookie; None if it is missing. Raises `RequestDataTooBig`."""
     _raise_if_longer(request, "HTTP_COOKIE", MAX_PARSED_LENGTH)
     return request.COOKIES.get(name)
 
 
 def query_value(request: HttpRequest, name: str) -> str | None:
-    """Return the value of a parameter of the query. Raises `RequestDataTooBig`."""
+    """Return the value of a query parameter; None if missing. Raises `RequestDataTooBig`."""
     _raise_if_longer(request, "QUERY_STRING", MAX_PARSED_LENGTH)
     return request.GET.get(name)
 
@@ -152,7 +152,10 @@ def _find_json_value(document: object, path: str) -> Value:
 
 
 def _body_fields(request: HttpRequest) -> Any:
-    """Return the fields of a body, which is parsed once for all keys: see `_parse_body`."""
+    """Return the fields of a body, which the first call parses for all keys.
+
+    They are those of `_parse_body`; `UNREAD` if Django or a parser raises an error.
+    """
     state = request_state(request)
     if state.fields is None:
         try:
@@ -214,17 +217,17 @@ def normalize_text(text: str) -> str:
     >>> normalize_text(" Ada\u3000") == normalize_text("\uff21\uff44\uff41") == "ada"
     True
     """
-    text = text.strip()
-    if text.isascii():
-        return text.lower()
-    if len(text) > MAX_TEXT_LENGTH:
-        return text
-    for _ in range(_MAX_ROUNDS):
-        folded = _fold_case(text)
-        if folded == text:
+    spelling = text.strip()
+    if spelling.isascii():
+        return spelling.lower()
+    if len(spelling) > MAX_TEXT_LENGTH:
+        return spelling
+    for _round in range(_MAX_ROUNDS):
+        folded = _fold_case(spelling)
+        if folded == spelling:
             break
-        text = folded
-    return text
+        spelling = folded
+    return spelling
 
 
 def _fold_case(text: str) -> str:

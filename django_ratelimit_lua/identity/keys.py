@@ -106,6 +106,7 @@ class Key:
 
 
 def _read_kwarg(request: HttpRequest, name: str) -> Value:
+    """Return a part of the URL as text; None if the route has no such part."""
     match = known_match(request)
     if match is None or match.kwargs.get(name) is None:
         return None
@@ -231,17 +232,18 @@ def _compile_registered(name: str, source: Any) -> Key:
 
 def _load_registered(name: str, source: Any, setting: str) -> Key:
     """Return the key that is a value of a setting: a function, a `Key`, or a path of one."""
+    target = source
     if isinstance(source, str):
         try:
-            source = import_string(source)
+            target = import_string(source)
         except Exception as error:  # An import runs code, which may raise anything.
             raise ImproperlyConfigured(
                 f"{setting}: {source!r} cannot be imported: {error}"
             ) from error
-    key = source if isinstance(source, Key) else Key(name, source)
+    key = target if isinstance(target, Key) else Key(name, target)
     if not callable(key.read):
         raise ImproperlyConfigured(
-            f"{setting} is {source!r}; use a function (request), a Key, or a dotted path of one"
+            f"{setting} is {target!r}; use a function (request), a Key, or a dotted path of one"
         )
     return key
 
@@ -262,9 +264,9 @@ def _raise_if_uncallable(setting: str, key: Key) -> None:
 
 
 def registered_identity(name: str, value: object) -> tuple[str, str | None]:
-    """Return the identity for a value of a registered key.
+    """Return the identity for a value of a registered key: its name, and the value as text.
 
-    Raises `LimitError` if the value has another type.
+    The value is None if it is missing or empty. Raises `LimitError` if the value has another type.
     """
     if value is None or value == "":
         return (name, None)
@@ -306,7 +308,9 @@ def split_field(field: str) -> tuple[str, str] | None:
 
 
 def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
-    """Return the identity for a value of a field. Raises `LimitError` for an invalid field.
+    """Return the identity for a value of a field: its kind, its name, and the normalized value.
+
+    The value is None if it is missing or blank. Raises `LimitError` for an invalid field.
 
     >>> field_identity("post:name", " Ada "), field_identity("exact:post:name", "Ada")
     (('post', 'name', 'ada'), ('post', 'name', 'Ada'))
@@ -395,7 +399,7 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
 
 
 def drop_missing(*identities: tuple[str | None, ...]) -> list[tuple[str | None, ...]]:
-    """Return the identities that have a value."""
+    """Return the identities that have a value, which is their last item."""
     return [identity for identity in identities if identity[-1] is not None]
 
 
@@ -417,6 +421,8 @@ def operator_label(name: str) -> str:
 
 
 def _function_key(function: Callable[..., object], name: str) -> Key:
+    """Return the key whose identity is what a function of the project returns."""
+
     def read(group: str, request: HttpRequest, user: object) -> object:
         return function(group, request)
 

@@ -163,8 +163,8 @@ def _flatten(values: Sequence[object]) -> list[object]:
 def _display_field(kind: str, values: Sequence[object], *, is_masked: bool) -> Part:
     """Return the part of a field, such as `post:username`; `values` begin with its name."""
     name, *rest = values
-    is_masked = is_masked or kind == "cookie"
-    text = " ".join([_display_value(value, is_masked=is_masked) for value in rest])
+    hides_rest = is_masked or kind == "cookie"
+    text = " ".join([_display_value(value, is_masked=hides_rest) for value in rest])
     return f"{kind}:{name}"[:MAX_LENGTH], text
 
 
@@ -186,10 +186,9 @@ def _display_key_value(name: str, value: Any, *, is_masked: bool) -> str:
 
 def _display_path(value: object, *, is_masked: bool) -> str:
     """Return a path. If masked, only its first part: others may be secret, as in a reset link."""
-    first, _, more = str(value).removeprefix("/").partition("/")
-    if is_masked and more:
-        value = f"/{first}/…"
-    return _display_value(value, is_masked=False)
+    first, _slash, more = str(value).removeprefix("/").partition("/")
+    path = f"/{first}/…" if is_masked and more else value
+    return _display_value(path, is_masked=False)
 
 
 def _display_address(value: object, *, is_masked: bool) -> str:
@@ -209,8 +208,9 @@ def _display_value(value: object, *, is_masked: bool) -> str:
     if value is None:
         return NOTHING
     if isinstance(value, (bytes, bytearray, memoryview)):
-        value = bytes(value[: MAX_LENGTH + 1]).hex()
-    start = str(value)[: MAX_LENGTH + 1]
+        start = bytes(value[: MAX_LENGTH + 1]).hex()[: MAX_LENGTH + 1]
+    else:
+        start = str(value)[: MAX_LENGTH + 1]
     text = "".join(letter if letter.isprintable() else "�" for letter in start)
     if is_masked:
         return text[:VISIBLE_LETTERS] + "…"

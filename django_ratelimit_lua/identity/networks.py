@@ -33,6 +33,7 @@ class NamedNetwork:
         self.problem = ""
 
     def __contains__(self, address: Address) -> bool:
+        """Return whether an address is in one of the ranges, with a look-up for each length."""
         number = int(address)
         return any(
             version == address.version and number >> bits in starts
@@ -40,7 +41,7 @@ class NamedNetwork:
         )
 
     def _index_ranges(self, networks: Iterable[Network]) -> None:
-        """Index the ranges by prefix length, so that each length takes one look-up."""
+        """Set the ranges. They are indexed by prefix length, so that each takes one look-up."""
         starts: dict[tuple[int, int], set[int]] = {}
         for network in networks:
             bits = network.max_prefixlen - network.prefixlen
@@ -94,9 +95,9 @@ class Networks:
         self._by_name: dict[str, NamedNetwork] = {}
 
     def find(self, name: str) -> NamedNetwork | None:
-        """Return a network, or None if it is unknown or was never read.
+        """Read files that have changed, at most once in `CHECK_SECONDS`, and return a network.
 
-        If the last refresh is longer ago than `CHECK_SECONDS`, changed files are read first.
+        None if it is unknown or was never read.
         """
         if Clock.monotonic() >= self._due:
             self.refresh()

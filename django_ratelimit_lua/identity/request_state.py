@@ -95,9 +95,10 @@ def request_state(request: object) -> RequestState:
 
 
 def waiting_time(request: HttpRequest) -> float | None:
-    """Return the seconds that a request waited, or None if no trusted proxy reported its start.
+    """Measure the seconds that a request has waited, and return them.
 
-    The time is measured once for each request.
+    Later calls return the first result. None if no trusted proxy reported when it received the
+    request.
     """
     state = request_state(request)
     if not state.is_wait_measured and conf.REQUEST_START is not None:
@@ -107,7 +108,7 @@ def waiting_time(request: HttpRequest) -> float | None:
 
 
 def _measure_wait(request: HttpRequest, header: str) -> float | None:
-    """Return the seconds since the start in a header; see `waiting_time`."""
+    """Return the seconds since the moment in a header of a trusted proxy; otherwise None."""
     start: str | None = request.META.get(header)
     if start is None or not is_trusted_peer(request.META.get("REMOTE_ADDR")):
         return None
@@ -149,7 +150,7 @@ def known_match(request: HttpRequest) -> ResolverMatch | None:
 
 
 def resolve_route(request: HttpRequest) -> ResolverMatch | None:
-    """Return the route of a request, and resolve it if Django has not done so yet.
+    """Resolve the route of a request if Django has not done so yet, and return it.
 
     None if no route matches.
     """
@@ -177,7 +178,10 @@ def is_expected_view(request: HttpRequest, state: RequestState) -> bool:
 
 
 def _resolve_early(request: HttpRequest) -> ResolverMatch | None:
-    """Resolve the path of a request in the language in which Django will resolve it."""
+    """Resolve the path of a request in the language in which Django will resolve it.
+
+    None if no route matches.
+    """
     active = translation.get_language()
     language = active
     if not hasattr(request, "LANGUAGE_CODE"):

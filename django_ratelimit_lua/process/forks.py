@@ -29,7 +29,7 @@ gone, and None if the function is not a method. A dictionary, because no thread 
 interrupt one of its operations.
 """
 
-_of_parent: list[object] = []
+_left_to_parent: list[object] = []
 
 
 def renew_after_fork(renew: Renew) -> Renew:
@@ -63,7 +63,7 @@ def leave_to_parent(*objects: object) -> None:
 
     Releasing them would affect resources that the parent still uses.
     """
-    _of_parent.extend(objects)
+    _left_to_parent.extend(objects)
 
 
 def _renew_all() -> None:

@@ -120,8 +120,11 @@ class Task:
             return self.is_running
 
     def _start_new_thread(self) -> None:
-        """Start the thread, unless the system refuses one. The caller holds the lock."""
-        self.is_running = True
+        """Start the thread, and set `is_running` if the system did not refuse one.
+
+        The caller holds the lock.
+        """
+        self.is_running = True  # Before the start: a thread that fails at once sets it to False.
         self._is_over = threading.Event()
         self.error = None
         arguments = (self._is_over, self._thread)
@@ -290,9 +293,9 @@ def _start_thread(
 
 
 def _register_finalizer() -> None:
-    """Register the finalizer in children of multiprocessing.
+    """Register the finalizer once, if this process is a child of multiprocessing.
 
-    They end by `os._exit`, without Python's `atexit`. It is registered when a task starts, and not
+    Such processes end by `os._exit`, without Python's `atexit`. It is registered when a task starts, and not
     earlier, because such a child drops earlier registrations when it begins.
     """
     global _has_finalizer

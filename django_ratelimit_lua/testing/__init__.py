@@ -151,12 +151,12 @@ class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
     def enable(self) -> move_clock:
         """Stop the clock."""
         deny_cache.clear()
-        self._before = decide.clock
+        self._real_clock = decide.clock
         self.now_us = time.time_ns() // 1000
         decide.clock = lambda: self.now_us
         return self
 
     def disable(self) -> None:
         """Restore the real clock."""
-        decide.clock = self._before
+        decide.clock = self._real_clock
         deny_cache.clear()

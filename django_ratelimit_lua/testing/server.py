@@ -59,6 +59,7 @@ class Server:
     ) -> None:
         self.binary = binary or valkey_binary()
         self.options = (*options, "--requirepass", password) if password else options
+        # The value of an option follows its name.
         self.password = dict(pairwise(self.options)).get("--requirepass", "")
         self.port = port
         self.pid = 0
@@ -121,7 +122,7 @@ class Server:
         self.pid = int(self._process.stdout.readline())
         deadline = Clock.monotonic() + 10
         while Clock.monotonic() < deadline:
-            if _process_at(port, self.password) == self.pid:
+            if _read_process_id(port, self.password) == self.pid:
                 return True
             time.sleep(0.01)
         self._output = Path(folder, "log").read_text(errors="replace")
@@ -136,7 +137,7 @@ def _free_port() -> int:
         return port
 
 
-def _process_at(port: int, password: str) -> int | None:
+def _read_process_id(port: int, password: str) -> int | None:
     """Return the process id of the server on a port, or None if no server replies."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:

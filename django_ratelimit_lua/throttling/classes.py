@@ -167,11 +167,11 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         For HEAD it may be GET, which runs the same view.
         """
         rates = self._rates_by_method()
-        if method == "HEAD" and method not in rates:
-            method = "GET"
-        if method is None or method not in rates:
-            return "*"
-        return method
+        if method is not None and method in rates:
+            return method
+        if method == "HEAD" and "GET" in rates:
+            return "GET"
+        return "*"
 
     def get_cache_key(self, request: Request, view: APIView) -> str | None:
         """Return the identity to count, or None if the request is not limited."""
@@ -232,7 +232,10 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return whole_cost(cost, f"throttle_cost of {type(view).__name__} is")
 
     def prepare(self, request: Request, view: APIView) -> Charge | None:
-        """Return the charge of this throttle for a request, or None."""
+        """Return the charge of this throttle for a request; None if the request is not limited.
+
+        `key` becomes the identity that it counts.
+        """
         if isinstance(self.rate, Mapping):
             self._parse_rate_for(request.method)
         if self.num_requests is None or self.duration is None:
@@ -295,7 +298,10 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         )
 
     def place(self, request: Request, view: APIView, ruleset: Ruleset) -> Place:
-        """Return its charges by the rules in force."""
+        """Return the place of this throttle: its charge, and the rules of its name.
+
+        Rules that replace its rate are in the place instead of the charge.
+        """
         charge = self.prepare(request, view)
         has_rules = self.name in ruleset.site_names
         if charge is None and has_rules and self.num_requests is None:
@@ -368,10 +374,14 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         )
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Return whether the request is allowed, by one decision for all throttles of the view."""
+        """Return whether the request is allowed, by one decision for all throttles of the view.
+
+        `state` becomes the state that `wait` reports. Raises DRF's `Throttled` with the status 503
+        if the server is busy.
+        """
         if not conf.ENABLE:
             return True
-        states = decision_for(request, view, self)
+        states = take_states(request, view, self)
         if not states:
             return True
         refused = [state for state in states if state.refuses]
@@ -380,12 +390,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return self.throttle_success()
         self.state = _find_latest(refused)
         refusal = last_refusal(request)
-        headers = getattr(view, "headers", None)
-        if isinstance(headers, dict):  # DRF adds them to the response of any exception handler.
-            if refusal is None:
-                headers["Cache-Control"] = "no-store"
-            else:
-                headers |= refusal.headers()
+        _add_view_headers(view, refusal)
         if refusal is not None and refusal.reason == "busy":
             raise throttled(refusal.retry_after, None, refusal)
         return self.throttle_failure()
@@ -403,6 +408,17 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         if self.state is None or self.state.allowed:
             return None
         return self.state.retry_after
+
+
+def _add_view_headers(view: APIView, refusal: Refusal | None) -> None:
+    """Add headers of a refusal to the view: DRF copies them to the response of any handler."""
+    headers = getattr(view, "headers", None)
+    if not isinstance(headers, dict):
+        return
+    if refusal is None:
+        headers["Cache-Control"] = "no-store"
+    else:
+        headers |= refusal.headers()
 
 
 def _find_latest(refused: Sequence[LimitState]) -> LimitState:
@@ -447,7 +463,7 @@ class ScopedRateThrottle(UserRateThrottle):
         self.num_requests = self.duration = None
         self.rate = ()
 
-    def _read_scope(self, view: APIView) -> bool:
+    def _set_scope(self, view: APIView) -> bool:
         """Set the scope and the rate of a view. Return whether it has a scope."""
         self.scope = getattr(view, self.scope_attr, None)
         if self.scope:
@@ -455,15 +471,15 @@ class ScopedRateThrottle(UserRateThrottle):
         return bool(self.scope)
 
     def prepare(self, request: Request, view: APIView) -> Charge | None:
-        """Return the charge by the view's scope. A view without one is not throttled."""
-        if not self._read_scope(view):
+        """Return the charge by the view's scope; None if the view has no scope, or no limit."""
+        if not self._set_scope(view):
             return None
         self._parse_rate_for(request.method)
         return super().prepare(request, view)
 
     def limits_on(self, view: APIView) -> list[Limit]:
         """Return the limits of the view's scope; none for a view without one."""
-        if not self._read_scope(view):
+        if not self._set_scope(view):
             return []
         return super().limits_on(view)
 
@@ -502,6 +518,7 @@ class ViewDecision:
     refusal: Refusal | None = None
 
     def __init__(self, request: Request, view: APIView, caller: SimpleRateThrottle) -> None:
+        """Decide all throttles, hold the granted slots, and wait for the turn of the request."""
         throttles = _decided_together(view, caller)
         planner = caller.planner(throttles, request, view)
         decision = decide(planner)
@@ -520,7 +537,7 @@ class ViewDecision:
         ]
 
     def take(self, caller: SimpleRateThrottle) -> States | None:
-        """Return the states for the next throttle of this class, or None if none are left."""
+        """Remove and return the states of a throttle of this class; None if none are left."""
         for index, (cls, states) in enumerate(self._states):
             if cls is type(caller):
                 del self._states[index]
@@ -561,10 +578,10 @@ def _release_after_view(request: Request, state: RequestState, view: APIView, he
         setattr(view, name, watch_method(state, held, getattr(view, name)))
 
 
-def decision_for(request: Request, view: APIView, caller: SimpleRateThrottle) -> States:
-    """Return the states for a throttle, from the decision for its view, or from a new one.
+def take_states(request: Request, view: APIView, caller: SimpleRateThrottle) -> States:
+    """Take the states of a throttle from the decision for its view, which is made if necessary.
 
-    The states are empty if the throttle counts nothing.
+    They are empty if the throttle counts nothing.
     """
     state = request_state(request)
     decision: ViewDecision | None = state.throttles

@@ -97,5 +97,5 @@ def _replacement_detail(refusal: Refusal) -> str | None:
     if refusal.retry_after is None:
         return refusal.detail() or None
     if not refusal.message and refusal.reason in ("at once", "busy"):
-        return refusal.begin()
+        return refusal.first_sentence()
     return refusal.message or None

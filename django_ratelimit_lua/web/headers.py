@@ -37,14 +37,14 @@ def limit_headers(decision: Decision, style: str | None = None) -> dict[str, str
     Limits in shadow mode are left out, because they do not affect the client. There are no headers
     if a block forbids the request, because its end is not disclosed.
     """
-    style = style or conf.HEADERS
+    chosen_style = style or conf.HEADERS
     states = [state for state in decision.limits if state.mode != "shadow"]
-    if style is None or not states or decision.source == "fallback":
+    if chosen_style is None or not states or decision.source == "fallback":
         return {}
     has_forbidding_block = any(state.block is not None and state.block.forbids for state in states)
     if has_forbidding_block and not decision.allowed:
         return {}
-    if style == "x":
+    if chosen_style == "x":
         return _x_headers(states)
     return _ietf_headers(states)
 
@@ -62,13 +62,13 @@ def _x_headers(states: Sequence[LimitState]) -> dict[str, str]:
 def _ietf_headers(states: Sequence[LimitState]) -> dict[str, str]:
     """Return the headers with one item for each limit."""
     policies = [_Policy(state.name, state.limit, state.period, state.is_block) for state in states]
-    policy, names = _write_policies(tuple(policies))
+    written = _write_policies(tuple(policies))
     items = [
         f"{name};{REMAINING}={min(state.remaining, _MAX_INTEGER)}"
         f";{RESET}={min(math.ceil(state.reset_after), _MAX_INTEGER)}"
-        for name, state in zip(names, states, strict=True)
+        for name, state in zip(written.names, states, strict=True)
     ]
-    return {"RateLimit-Policy": policy, "RateLimit": ", ".join(items)}
+    return {"RateLimit-Policy": written.header, "RateLimit": ", ".join(items)}
 
 
 def violated_policies(decision: Decision) -> list[str]:
@@ -95,9 +95,16 @@ class _Policy(NamedTuple):
     is_block: bool
 
 
+class _WrittenPolicies(NamedTuple):
+    """The value of `RateLimit-Policy`, and the name of each policy as it is written there."""
+
+    header: str
+    names: Sequence[str]
+
+
 @lru_cache(maxsize=1024)
-def _write_policies(policies: Sequence[_Policy]) -> tuple[str, list[str]]:
-    """Return `RateLimit-Policy`, and the names in it.
+def _write_policies(policies: Sequence[_Policy]) -> _WrittenPolicies:
+    """Return the header about these limits, see `_WrittenPolicies`.
 
     It is cached, because it is the same in every response and expensive to write.
     """
@@ -114,7 +121,7 @@ def _write_policies(policies: Sequence[_Policy]) -> tuple[str, list[str]]:
         items.append((name, quota))
     import http_sf  # Takes longer to import than most of the package.
 
-    return http_sf.ser(items), [http_sf.ser([name]) for name in names]
+    return _WrittenPolicies(http_sf.ser(items), [http_sf.ser([name]) for name in names])
 
 
 def policy_names(limits: Iterable[str]) -> list[str]:

@@ -51,7 +51,10 @@ REFUSED = (
 def override_fields(
     overrides: Overrides, charges: Sequence[DecidedCharge], has_blocks: bool
 ) -> Collection[str]:
-    """Return the values to look up for a request with these charges, see `Overrides.fields_for`."""
+    """Return the fields by which overrides may match the client of these charges.
+
+    With `has_blocks`, these include the fields of blocks for all rules.
+    """
     return overrides.fields_for([planned.name for planned in charges], has_blocks)
 
 

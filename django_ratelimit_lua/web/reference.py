@@ -121,6 +121,7 @@ def _latest_moment(second: int) -> int:
 
 
 def _hash_of_limit(name: str) -> int:
+    """Return the hash of the group, scope or rule in the name of a limit. It is never `_BLOCK`."""
     place = name.partition(":")[0].encode(errors="surrogatepass")
     return zlib.crc32(place) % (_LIMITS - 1) + 1
 
@@ -131,7 +132,10 @@ class RefusalLog(LogSampler):
     def write(
         self, request: HttpRequest, decision: Decision, rule: str | None, reference: str
     ) -> None:
-        """Write one record, unless there were too many."""
+        """Write one record about a refusal, unless there were too many.
+
+        `rule` is the name of the rule that refuses; None for a limit in the code.
+        """
         limit = next(iter(decision.denied_by), "")
         if not logger.isEnabledFor(logging.WARNING) or not self.admit(limit, decision.identity):
             return

@@ -26,6 +26,7 @@ from ..exceptions import Ratelimited
 from ..identity.request_state import request_state
 from ..limits.decision import Decision, LimitState
 from ..rules.provider import get_ruleset
+from ..rules.rule import Rule
 from .headers import violated_policies
 from .reference import reference_of, refusal_log
 
@@ -69,6 +70,7 @@ class ErrorDetails:
         raise NotImplementedError
 
     def lines(self) -> list[str]:
+        """Return the lines of a response in plain text."""
         return [self.detail()]
 
     def problem(self) -> dict[str, object]:
@@ -134,7 +136,10 @@ class Refusal(ErrorDetails):
         return 429
 
     def when(self) -> str:
-        """Return when to try again, or why not, in the current language."""
+        """Return when to try again, or why not, in the current language.
+
+        Empty if neither is known, and for a block with its own message and the status 403.
+        """
         if self.is_forbidden:
             return "" if self.message else _("You are blocked.")
         if self.banned_until:
@@ -160,7 +165,7 @@ class Refusal(ErrorDetails):
             return ""
         return until.isoformat().replace("+00:00", "Z")
 
-    def begin(self) -> str:
+    def first_sentence(self) -> str:
         """Return the sentence that reports the refusal, in the current language.
 
         Empty for blocked clients, which get another sentence.
@@ -177,7 +182,7 @@ class Refusal(ErrorDetails):
         """Return the message, and when to try again, or why not."""
         message = self.message
         if not message and self.reason in ("at once", "busy"):
-            message = self.begin()
+            message = self.first_sentence()
         return f"{message} {self.when()}".strip()
 
     def members(self) -> dict[str, object]:
@@ -211,20 +216,20 @@ class Refusal(ErrorDetails):
         return {"when": self.when(), **{name: getattr(self, name) for name in names}}
 
     def lines(self) -> list[str]:
-        sentences = [self.begin(), self.message, self.when()]
+        sentences = [self.first_sentence(), self.message, self.when()]
         lines = [" ".join(filter(None, sentences))]
         if self.reference:
             lines.append(_("Reference: %s") % self.reference)
         return lines
 
     def headers(self) -> dict[str, str]:
-        headers = dict(super().headers())
+        headers = super().headers()
         if self.reference:
             headers[REFERENCE_HEADER] = self.reference
         return headers
 
     def describe_in(self, error: Ratelimited) -> Ratelimited:
-        """Return the exception, with the details of the refusal for its handler."""
+        """Store the details of the refusal on the exception for its handler, and return it."""
         error.message = self.message
         error.when = self.when()
         error.reference = self.reference
@@ -237,7 +242,9 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
     state = request_state(request)
     refusal: Refusal | None = state.refusal
     if refusal is None or refusal.decision is not decision:
-        rule, message = _rule_and_message(decision.refusing)
+        rules = _refusing_rules(decision)
+        rule = next((rule.name for rule in rules), None)
+        message = next((rule.message for rule in rules if rule.message), "")
         refusal = _make_refusal(decision, message, state.busy)
         state.refusal = refusal
         refusal_log.write(request, decision, rule, refusal.reference)
@@ -247,40 +254,40 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
 def _make_refusal(decision: Decision, message: str, busy: Mapping[str, float]) -> Refusal:
     """Return the content for a decision.
 
-    `message` is that of the rules, which a block's message replaces. `busy`: see `RequestState`.
+    `message` is that of the rules, which a block's message replaces. `busy`: the seconds after
+    which to try again, by the names of the limits that refuse because the server is busy.
     """
     refusing = decision.refusing
     blocks = [limit.block for limit in refusing if limit.block is not None]
-    message = next((block.message for block in blocks if block.message), message)
+    text = next((block.message for block in blocks if block.message), message)
     reference = reference_of(decision)
     if any(block.forbids for block in blocks):
-        return Refusal(decision, "blocked", message, None, reference, is_forbidden=True)
-    reason = _reason(refusing)
-    seconds = decision.retry_after
+        return Refusal(decision, "blocked", text, None, reference, is_forbidden=True)
     busy_seconds = [
         busy[limit.name] for limit in refusing if not limit.is_block and limit.name in busy
     ]
     if busy_seconds:
-        reason = "busy"
-        seconds = max(busy_seconds)
-    retry_after = None
-    if seconds is not None:
-        retry_after = max(1, math.ceil(seconds))
-    return Refusal(decision, reason, message, retry_after, reference)
+        return Refusal(decision, "busy", text, _whole_seconds(max(busy_seconds)), reference)
+    retry_after = _whole_seconds(decision.retry_after)
+    return Refusal(decision, _choose_reason(refusing), text, retry_after, reference)
 
 
-def _rule_and_message(refused: Sequence[LimitState]) -> tuple[str | None, str]:
-    """Return the first rule that refuses, and the first message of the rules that refuse."""
+def _whole_seconds(seconds: float | None) -> int | None:
+    """Return the value of `Retry-After`, at least 1; None stays None."""
+    return None if seconds is None else max(1, math.ceil(seconds))
+
+
+def _refusing_rules(decision: Decision) -> list[Rule]:
+    """Return the rules whose limits refuse. A limit in the code has no rule."""
     ruleset = get_ruleset()
     if ruleset is None:
-        return None, ""
-    rules = [rule for state in refused if (rule := ruleset.rule_of(state.name)) is not None]
-    name = next((rule.name for rule in rules), None)
-    return name, next((rule.message for rule in rules if rule.message), "")
+        return []
+    rules = [ruleset.rule_of(state.name) for state in decision.refusing]
+    return [rule for rule in rules if rule is not None]
 
 
-def _reason(refused: Sequence[LimitState]) -> Reason:
-    """Return why these limits refuse: see `Refusal`."""
+def _choose_reason(refused: Sequence[LimitState]) -> Reason:
+    """Return why these limits refuse, as a `Refusal.reason`."""
     if not refused:
         return "unknown"
     never = [state for state in refused if state.retry_after is None]

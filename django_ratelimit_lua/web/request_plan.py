@@ -140,7 +140,10 @@ class RequestPlanner(Planner):
         return self._unchanged_places
 
     def _is_exempt(self, is_exempt: Callable[[HttpRequest], object]) -> Waiting[bool]:
-        """Return whether `RATELIMIT_EXEMPT` exempts the request; not if the function raises."""
+        """Return whether `RATELIMIT_EXEMPT` exempts the request.
+
+        If the function raises, it does not, and the error is shown to operators.
+        """
         call = partial(is_exempt, self.request)
         try:
             return bool((yield Wait(call, lambda: sync_to_async(call)())))
@@ -334,8 +337,9 @@ class RequestPlanner(Planner):
     def _decide_busy(self, charges: list[DecidedCharge]) -> Sequence[DecidedCharge]:
         """Decide charges of rules with `waited` that this process can decide alone.
 
-        These are limits of 0, and those in shadow mode, which count in this process only. Return
-        the charges, or only the one that refuses.
+        These are limits of 0, and those in shadow mode, which count in this process only. The
+        seconds after which to try again are added to `RequestState.busy`. Return the charges, or
+        only the one that refuses.
         """
         for planned in charges:
             if planned.rule is None or not planned.rule.waited:

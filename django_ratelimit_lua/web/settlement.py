@@ -144,16 +144,16 @@ def hold_slots(
 ) -> Held | None:
     """Hold the slots of a decision until the response to the request is closed.
 
-    Return the held slots, or None.
+    Return the held slots; None if the decision granted none.
     """
     if not any(decided.slot for decided in charges):
         return None
-    request = unwrap_request(request)
+    django_request = unwrap_request(request)
     # Escaped, so that a client cannot write a line break into a log.
-    what = f"{request.method} {escape_uri_path(request.path)[:MAX_PATH_LENGTH]}"
-    held = Held(decision, charges, what)
+    path = escape_uri_path(django_request.path)[:MAX_PATH_LENGTH]
+    held = Held(decision, charges, what=f"{django_request.method} {path}")
     if not state.held:
-        _release_when_closed(request, state.held)
+        _release_when_closed(django_request, state.held)
     state.held.append(held)
     return held
 
@@ -167,7 +167,7 @@ def releasing(state: RequestState) -> Waiting[None]:
 def watch_body(state: RequestState, response: R) -> R:
     """Return the response. If its body raises, the slots of the request are released."""
     if isinstance(response, StreamingHttpResponse) and not isinstance(response, FileResponse):
-        watch = _awatch if response.is_async else _watch
+        watch = _awatch_content if response.is_async else _watch_content
         response.streaming_content = watch(state, response.streaming_content)  # type: ignore[arg-type]
     return response
 
@@ -179,14 +179,14 @@ def watch_method(state: RequestState, held: Held, method: Callable[P, R]) -> Cal
     """
 
     @wraps(method)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call_method(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return watch_body(state, method(*args, **kwargs))
         except BaseException:
             held.release()
             raise
 
-    return called
+    return call_method
 
 
 async def arelease_after_error(state: RequestState, error: BaseException) -> None:
@@ -204,7 +204,7 @@ async def arelease_after_error(state: RequestState, error: BaseException) -> Non
         await finish_interrupted(error, releasing(state))
 
 
-def _watch(state: RequestState, content: Iterator[bytes]) -> Iterator[bytes]:
+def _watch_content(state: RequestState, content: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the parts of a body. If it raises, the slots are released."""
     try:
         yield from content
@@ -213,8 +213,10 @@ def _watch(state: RequestState, content: Iterator[bytes]) -> Iterator[bytes]:
         raise
 
 
-async def _awatch(state: RequestState, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """`_watch`, for coroutines."""
+async def _awatch_content(
+    state: RequestState, content: AsyncIterator[bytes]
+) -> AsyncIterator[bytes]:
+    """`_watch_content`, for coroutines."""
     try:
         async for part in content:
             yield part

@@ -166,7 +166,11 @@ def _is_own(decided: DecidedCharge) -> bool:
 
 
 def _kind_of(identity: Any) -> Any:
-    """Return the first part of an identity: the kind of its key, or an identity in a tuple."""
+    """Return the kind of key of an identity, such as "ip".
+
+    For an identity of several keys, it is the first of their identities, which is a tuple. None if
+    the identity is not a tuple.
+    """
     return identity[0] if isinstance(identity, tuple) and identity else None
 
 
@@ -226,6 +230,7 @@ class _UsagePlanner(RequestPlanner):
     distinct = staticmethod(_drop_repeated)
 
     def __init__(self, request: Any) -> None:
+        """Find the decorators and throttles of the view that the client can reach."""
         super().__init__(unwrap_request(request), self._find_places, operation="peek")
         self._stacks: Sequence[Stack] = ()
         self._throttles: Sequence[Any] = ()
@@ -246,8 +251,11 @@ class _UsagePlanner(RequestPlanner):
                 self._throttles = self._view.get_throttles()
 
     def _find_places(self, ruleset: Ruleset) -> list[Place]:
-        """Return the places of the middleware, the decorators and the throttles."""
-        self.counted = {}  # Rules that were counted for the request are displayed, too.
+        """Return the places of the middleware, the decorators and the throttles.
+
+        The planner then ignores which rules were counted for the request, to display them, too.
+        """
+        self.counted = {}
         places: list[Place] = []
         runs_middleware = () in self.state.running
         if runs_middleware and not is_exempt(self.request):
