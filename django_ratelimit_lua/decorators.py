@@ -30,6 +30,7 @@ from .views.inspection import (
     decoration_problem,
     default_group,
     stack_of,
+    strip_partials,
 )
 from .web.request_plan import RequestPlanner
 from .web.responses import (
@@ -143,9 +144,7 @@ def is_async(view: object) -> bool:
     """
     if iscoroutinefunction(view) or inspect.iscoroutinefunction(view):
         return True
-    function = view
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = strip_partials(view)
     if getattr(function, "__name__", "") != "dispatch":
         return False
     owner = getattr(function, "__self__", None)

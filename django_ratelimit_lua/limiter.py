@@ -27,7 +27,7 @@ from .engine.decide import (
     rules_in_use,
     unbanning,
 )
-from .engine.holding import Held, await_turn, trying, wait_turn
+from .engine.holding import Held, LastAttempt, await_turn, trying, wait_turn
 from .engine.run import Wait, Waiting, arun, run
 from .exceptions import Ratelimited
 from .identity import Identity, digest
@@ -44,19 +44,18 @@ from .rules.ruleset import Ruleset
 from .rules.template import LimitTemplate, as_rates
 from .views.call_sites import LIMITER, CallSite, known_call_sites
 from .views.fallback import NO_FALLBACK, afall_back, async_mismatch, fall_back
-from .views.inspection import decoration_problem
+from .views.inspection import decoration_problem, strip_partials
 from .web.plan import Party, Planner
 
 F = TypeVar("F", bound=Callable[..., Any])
 RateConstant = str | tuple[int, float] | Rate
-_Decided = tuple[Decision, Sequence[DecidedCharge]]
 
 _DEFERRED = (AsyncGeneratorType, Awaitable, GeneratorType, StreamingHttpResponse)
 """Results of functions that return before their work is done."""
 
 
 class _LimitsInForce(NamedTuple):
-    """The limits of a limiter by one ruleset, and the rule of its name; None: there is no such rule.
+    """The limits of a limiter by one ruleset, and the rule of its name, or None.
 
     The reference is weak, so that a limiter that is rarely used keeps no old rules in memory.
     """
@@ -403,8 +402,8 @@ class RateLimiter:
 
     def _acquiring(
         self, identity: Identity, cost: int, timeout: float, debt: bool
-    ) -> Waiting[_Decided]:
-        """Hit until it is allowed, or the timeout is over. Return the last decision."""
+    ) -> Waiting[LastAttempt]:
+        """Hit until it is allowed, or the timeout is over. Raises `LimitError` for `debt`."""
         if debt:
             self._raise_unless_debt_allowed(whole_cost(cost))
 
@@ -483,26 +482,22 @@ class RateLimiter:
             )
         self._raise_if_undecoratable(function, fallback)
 
-        def read_identity(*args: object, **kwargs: object) -> Identity:
-            return None if key is None else key(*args, **kwargs)
-
-        def read_cost(*args: object, **kwargs: object) -> int:
-            return cost(*args, **kwargs) if callable(cost) else cost
+        def read_options(*args: object, **kwargs: object) -> dict[str, Any]:
+            """Return the arguments of `acquire` for a call of the function."""
+            identity = None if key is None else key(*args, **kwargs)
+            units = cost(*args, **kwargs) if callable(cost) else cost
+            return {"identity": identity, "cost": units, "timeout": timeout}
 
         @functools.wraps(function)
         def limited(*args: object, **kwargs: object) -> object:
-            identity = read_identity(*args, **kwargs)
-            units = read_cost(*args, **kwargs)
-            decision = self.acquire(identity, units, timeout)
+            decision = self.acquire(**read_options(*args, **kwargs))
             if not decision:
                 return fall_back(fallback, Ratelimited(decision), *args, **kwargs)
             return function(*args, **kwargs)
 
         @functools.wraps(function)
         async def alimited(*args: object, **kwargs: object) -> object:
-            identity = read_identity(*args, **kwargs)
-            units = read_cost(*args, **kwargs)
-            decision = await self.aacquire(identity, units, timeout)
+            decision = await self.aacquire(**read_options(*args, **kwargs))
             if not decision:
                 return await afall_back(fallback, Ratelimited(decision), *args, **kwargs)
             return await function(*args, **kwargs)
@@ -513,7 +508,7 @@ class RateLimiter:
 
     def _raise_if_undecoratable(self, function: Callable[..., object], fallback: object) -> None:
         """Raise `LimitError` if a function, or its fallback, cannot be decorated."""
-        called = _innermost_function(function)
+        called = strip_partials(function)
         name = _name_of(called)
         if isinstance(function, type):
             raise LimitError(f"RateLimiter {self.name!r}: {name} is not a function")
@@ -547,7 +542,7 @@ class Slot:
         self._in_use = threading.Lock()
         self._held: Held | None = None
 
-    def _acquiring(self) -> Waiting[_Decided]:
+    def _acquiring(self) -> Waiting[LastAttempt]:
         """Hit until a slot is free, or the timeout is over. Raises `RuntimeError` if in use."""
         if not self._in_use.acquire(blocking=False):
             name = self._limiter.name
@@ -628,7 +623,7 @@ class Slot:
         generator.
         """
         self._raise_if_undecoratable(function)
-        name = _name_of(_innermost_function(function))
+        name = _name_of(strip_partials(function))
         what = self._what or name
 
         def make_slot(*args: object, **kwargs: object) -> Slot:
@@ -653,7 +648,7 @@ class Slot:
 
     def _raise_if_undecoratable(self, function: Callable[..., object]) -> None:
         """Raise `LimitError` if a function cannot hold a slot until its work is done."""
-        called = _innermost_function(function)
+        called = strip_partials(function)
         if isinstance(function, type):
             raise self._early_return_error(_name_of(called))
         if problem := decoration_problem(function):
@@ -689,14 +684,6 @@ def _timeout_seconds(timeout: float | timedelta | None) -> float:
     return math.inf if timeout is None else wait_us(timeout, "timeout") / SECOND
 
 
-def _innermost_function(function: Callable[..., object]) -> Callable[..., object]:
-    """Return the function inside a `functools.partial`."""
-    innermost = function
-    while isinstance(innermost, functools.partial):
-        innermost = innermost.func
-    return innermost
-
-
 def _name_of(function: Callable[..., object]) -> str:
     """Return the name of a function, or of the class of another callable."""
     return getattr(function, "__qualname__", type(function).__qualname__)
@@ -704,7 +691,7 @@ def _name_of(function: Callable[..., object]) -> str:
 
 def _is_async(function: Callable[..., object]) -> bool:
     """Return whether a call returns a coroutine; also for an object with an async `__call__`."""
-    called = _innermost_function(function)
+    called = strip_partials(function)
     return iscoroutinefunction(called) or iscoroutinefunction(type(called).__call__)
 
 

@@ -86,7 +86,10 @@ class BanList:
         flusher.start()
 
     def flush(self, last: Deadline | None = None) -> bool:
-        """Write the added bans, as a `Flush` of the flusher. Raises `StoreError`."""
+        """Write the added bans, as a `Flush` of the flusher: nothing is left. Raises `StoreError`.
+
+        Bans that cannot be written stay for the next flush.
+        """
         with self._lock:
             added = self._added
             self._added = {}
@@ -135,12 +138,12 @@ class BanList:
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Remove the bans with these keys. If Redis is unavailable, they stay until their ends."""
-        keys = list(keys)
+        removed = list(keys)
         with self._lock:
-            for key in keys:
+            for key in removed:
                 self._added.pop(key, None)
         with suppress(StoreError):
-            get_store(background=True).execute(b"ZREM", conf.CACHE_PREFIX + LIST, *keys)
+            get_store(background=True).execute(b"ZREM", conf.CACHE_PREFIX + LIST, *removed)
 
 
 def description_key(ban_key: bytes) -> bytes:

@@ -74,6 +74,7 @@ class DenyCache:
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
+        """Make a new lock, and begin without refusals: in a child process, or at first."""
         self._lock = Lock()
         self.clear()  # Another thread of the parent may have been in the middle of it.
 
@@ -124,17 +125,20 @@ class DenyCache:
 
 
 def _key_of(call: Call) -> _Key:
+    """Return what two calls have in common if one refusal answers both."""
     charges = tuple([(charge.digest, charge.limit, charge.cost) for charge in call.charges])
     options = (call.partial, call.debt, call.max_wait_us, call.longest_hold_us)
     return (call.prefix, call.revision, options, charges)
 
 
 def _digests_of(key: _Key) -> set[bytes]:
+    """Return the digests of the charged identities."""
     *_, charges = key
     return {digest for digest, _, _ in charges}
 
 
 def _weigh(key: _Key, denial: CachedDenial) -> int:
+    """Return the approximate bytes of a refusal."""
     *_, charges = key
     return 1000 * len(charges) + sum(len(limit.name) for _, limit, _ in charges)
 

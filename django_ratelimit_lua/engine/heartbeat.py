@@ -43,8 +43,9 @@ def divide(whole: int, weights: Sequence[int]) -> Sequence[int]:
     total = sum(weights)
     parts = [whole * weight // total for weight in weights]
     remainders = [whole * weight % total for weight in weights]
-    largest_first = sorted(range(len(weights)), key=remainders.__getitem__, reverse=True)
-    for place in largest_first[: whole - sum(parts)]:
+    # Of equal remainders, the first comes first.
+    by_remainder = sorted(range(len(weights)), key=lambda place: -remainders[place])
+    for place in by_remainder[: whole - sum(parts)]:
         parts[place] += 1
     return tuple(parts)
 
@@ -118,6 +119,7 @@ class Heartbeat:
         self._clear_register()
 
     def _clear_register(self) -> None:
+        """Forget that this process is registered, and which processes are."""
         self._entry = b""
         """This process, as it is registered; empty if it is not."""
         self._version = b""
@@ -144,35 +146,45 @@ class Heartbeat:
 
     def beat(self) -> int:
         """Send a heartbeat, and return the number of processes. Raises `StoreError`."""
-        keys, arguments = self._keys_and_arguments()
-        self._apply_reply(get_store(background=True).run(_PROGRAM, keys, arguments))
+        store = get_store(background=True)
+        self._apply_reply(store.run(_PROGRAM, self._keys(), self._arguments()))
         return self.count
 
     def joining(self, deadline: Deadline) -> Generator[Wait, Any, None]:
         """Send the first heartbeat, for a decision that needs the share. Raises `StoreError`."""
         store = get_store()
-        call = (_PROGRAM, *self._keys_and_arguments(), deadline)
+        call = (_PROGRAM, self._keys(), self._arguments(), deadline)
         reply = yield Wait(partial(store.run, *call), partial(store.arun, *call))
         self._apply_reply(reply)
 
     def leave(self, deadline: Deadline | None = None) -> None:
         """Leave the register, so that the other processes take over the share of this one."""
         if self._entry:  # A child that never sent a heartbeat ends without one.
-            keys, arguments = self._keys_and_arguments(ends=True)
-            get_store(background=True).run(_PROGRAM, keys, arguments, deadline)
+            store = get_store(background=True)
+            store.run(_PROGRAM, self._keys(), self._arguments(ends=True), deadline)
             self._clear_register()
 
-    def _keys_and_arguments(self, *, ends: bool = False) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys and arguments of the script."""
+    def _keys(self) -> list[bytes]:
+        """Return the keys of the script."""
+        return [conf.CACHE_PREFIX + PROCESSES, conf.CACHE_PREFIX + VERSION]
+
+    def _arguments(self, *, ends: bool = False) -> list[bytes]:
+        """Describe this process in its entry, if that is not done yet.
+
+        Return the arguments of the script. With `ends`, it removes the entry.
+        """
         if not self._entry:  # It stays the same, because it is a member of the set.
             host = socket.gethostname()
             process = Process(host, os.getpid(), self._since, conf.WEIGHT, self._id)
             self._entry = json.dumps(process).encode()
-        keys = [conf.CACHE_PREFIX + PROCESSES, conf.CACHE_PREFIX + VERSION]
-        return keys, [self._entry, self._version, b"%d" % LIFETIME, b"%d" % ends]
+        return [self._entry, self._version, b"%d" % LIFETIME, b"%d" % ends]
 
     def _apply_reply(self, reply: Sequence[Reply]) -> None:
-        """Set the share of this process by a reply, and by the weights of the rules in force."""
+        """Set the share of this process by a reply, and by the weights of the rules in force.
+
+        Without the entries of the processes in the reply, those are unchanged. Raises `StoreError`
+        if the reply is malformed.
+        """
         try:
             if len(reply) > 1:
                 self._processes = parse_processes(reply[1])

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 from ..conf import conf
 from ..extension import decision_hooks
@@ -55,12 +56,17 @@ def waiting_turn(seconds: float, charges: Sequence[DecidedCharge]) -> Waiting[No
         raise
 
 
-def trying(
-    attempt: Callable[[float], Planner], timeout: float
-) -> Waiting[tuple[Decision, Sequence[DecidedCharge]]]:
+class LastAttempt(NamedTuple):
+    """The last decision of `trying`, and its charges."""
+
+    decision: Decision
+    charges: Sequence[DecidedCharge]
+
+
+def trying(attempt: Callable[[float], Planner], timeout: float) -> Waiting[LastAttempt]:
     """Decide again and again, until the hit is allowed, or could not be allowed in time.
 
-    Return the last decision and its charges. All attempts count as one hit for
+    Return the last attempt. All attempts count as one hit for
     `Extension.on_decision`.
 
     Args:
@@ -85,7 +91,7 @@ def trying(
         pause = 2 * seconds
     for on_decision in decision_hooks:
         on_decision(planner.charges, decision, took, (), planner.state)
-    return decision, planner.charges
+    return LastAttempt(decision, planner.charges)
 
 
 def _seconds_until_next(

@@ -102,10 +102,14 @@ class Lease:
 
     @property
     def is_idle(self) -> bool:
+        """Return whether the last hit is `IDLE_SECONDS` ago."""
         return Clock.monotonic() - self.hit_at >= IDLE_SECONDS
 
     def take(self, cost: int) -> LimitState | None:
-        """Take units, and return the state of the limit; None if there are too few."""
+        """Take units, and return the state of the limit; None if there are too few.
+
+        The hit is recorded in any case.
+        """
         with self._lock:
             now = self.hit_at = Clock.monotonic()
             if self.units < cost or now >= self._ends or self._state is None:
@@ -191,7 +195,7 @@ class Leases:
             lease.hit_at = Clock.monotonic()
             lease.is_exhausted = False
         elif len(self._leases) < MAX_LEASES:
-            self._leases.setdefault(key, Lease(key))
+            self._leases.setdefault(key, Lease(key))  # Another thread may have been faster.
             flusher.start()
 
     def taking(
@@ -222,9 +226,9 @@ class Leases:
             deadline.extend()
 
     def _fetch_batch(self, lease: Lease) -> Future[int] | None:
-        """Return the units of the next batch of a lease, which another thread fetches.
+        """Have another thread fetch the next batch of a lease, unless one does so already.
 
-        None if the lease was dropped, or no thread can be started.
+        Return the future of its units. None if the lease was dropped, or no thread can be started.
         """
         with self._lock:
             if self._is_dropped(lease):
@@ -234,6 +238,7 @@ class Leases:
             return lease.batch
 
     def _is_dropped(self, lease: Lease) -> bool:
+        """Return whether the lease is no longer that of its key."""
         return self._leases.get(lease.key) is not lease
 
     def _fill(self, lease: Lease) -> int:
@@ -286,6 +291,7 @@ class Leases:
 
 
 async def _await_batch(batch: Future[int], seconds: float) -> int:
+    """Return the units of a batch. Raises `TimeoutError`, and leaves the batch to others then."""
     return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(batch)), seconds)
 
 

@@ -94,7 +94,7 @@ class Listener:
         return self._subscription is not None
 
     def check_for_news(self) -> bool:
-        """Check whether a message has arrived that is still unread, and return it.
+        """Look for a message that has arrived and is unread, and return whether there is one.
 
         Until the listener's thread has read the message, cached decisions are not used. The check
         costs one reading of the clock, and a system call every `NEWS_SECONDS`.
@@ -185,7 +185,10 @@ class Listener:
         self._pause = min(self._pause * 2, MAX_PAUSE)
 
     def _check_rules(self) -> None:
-        """Compare the rules in force with the published ones, and load those when it is time."""
+        """Compare the rules in force with the published ones, and load those when it is time.
+
+        Set when to compare again, and when to load rules that are not loaded yet.
+        """
         now = Clock.monotonic()
         self._checked_at = now
         self._check_at = now + CHECK_SECONDS

@@ -88,7 +88,10 @@ class LocalCounts:
         return Decision(allowed, states, call.units if allowed else 0, source="fallback")
 
     def _open_count(self, call: Call, charge: Charge, in_outage: bool) -> LocalCount:
-        """Return the count of a charge, in a new window if the last one has ended."""
+        """Return the count of a charge, in a new window if the last one has ended.
+
+        A window that has ended is dropped.
+        """
         limit = charge.limit
         size = _units_admitted(limit, in_outage)
         key = (call.prefix, charge.digest, limit.key_part)
@@ -230,12 +233,13 @@ class LocalPart:
                 self._split.append(charge)
 
     def _set_state(self, place: int, state: LimitState) -> None:
+        """Store the state of a charge that is decided, and take it out of the rest."""
         self._states[place] = state
         self.rest.pop(place)
 
     def call_for_rest(self) -> Call:
         """Return the call for Redis. If a split limit refuses, it takes nothing."""
-        call = self._call._replace(charges=[*self.rest.values()])
+        call = self._call._replace(charges=list(self.rest.values()))
         if self._is_refused and call.operation == "hit":
             return call._replace(operation="peek")
         return call
@@ -256,26 +260,31 @@ class LocalPart:
             deny_cache.forget(emptied)
 
     def complete(self, decision: Decision | None) -> Decision:
-        """Return the decision of the whole call, given that of Redis about the rest."""
+        """Return the decision of the whole call, and give back what a refused hit has taken.
+
+        `decision` is that of Redis about the rest; None: nothing was left for Redis. A hit that
+        Redis has allowed is recorded for leases.
+        """
         call = self._call
-        if decision is None:
+        on_rest = decision
+        if on_rest is None:
             source: Source = "lease" if self._leased else "split"
-            decision = Decision(True, source=source, moment=Clock.time_ns() // 1000)
-        for (place, charge), state in zip(self.rest.items(), decision.limits, strict=True):
+            on_rest = Decision(True, source=source, moment=Clock.time_ns() // 1000)
+        for (place, charge), state in zip(self.rest.items(), on_rest.limits, strict=True):
             self._states[place] = state
             key = lease_key(call, charge)
             if key is not None and state.counted_at:
                 leases.record_hit(key)
         if len(self.rest) == len(call.charges):
-            return decision
-        allowed = decision.allowed and not self._is_refused
+            return on_rest
+        allowed = on_rest.allowed and not self._is_refused
         granted = 0
         if allowed:
-            granted = max(decision.granted, call.units)
+            granted = max(on_rest.granted, call.units)
         elif call.operation == "hit":
             self._undo_hit()
         states = tuple([self._states[place] for place in range(len(call.charges))])
-        return decision._replace(
+        return on_rest._replace(
             allowed=allowed,
             limits=states,
             granted=granted,

@@ -22,8 +22,6 @@ MAX_OF_LOG = 60
 MAX_LIMITS = 1_000
 """Maximum number of limits with counts of skipped records."""
 MINUTE = 60.0
-NUMBERS = ("allowed", "remaining", "retry_after")
-"""What a record contains of a decision, and of each limit."""
 
 
 def log_decision(operation: str, charges: Sequence[DecidedCharge], decision: Decision) -> None:
@@ -38,20 +36,27 @@ def log_decision(operation: str, charges: Sequence[DecidedCharge], decision: Dec
             "limit": decided.state.name,
             "rule": None if decided.rule is None else decided.rule.name,
             "identity": decided.charge.digest[:8].decode(),
-            **{name: getattr(decided.state, name) for name in ("mode", *NUMBERS)},
+            "mode": decided.state.mode,
+            "allowed": decided.state.allowed,
+            "remaining": decided.state.remaining,
+            "retry_after": decided.state.retry_after,
         }
         for decided in charges
     ]
-    numbers = {
+    details = {
         "operation": operation,
-        **{name: getattr(decision, name) for name in (*NUMBERS, "source", "denied_by")},
+        "allowed": decision.allowed,
+        "remaining": decision.remaining,
+        "retry_after": decision.retry_after,
+        "source": decision.source,
+        "denied_by": decision.denied_by,
         "limits": limits,
     }
     logger.debug(
         "%(operation)s: allowed %(allowed)s, remaining %(remaining)s, "
         "retry_after %(retry_after)s, source %(source)s, limits %(limits)s",
-        numbers,
-        extra=numbers,
+        details,
+        extra=details,
     )
 
 
@@ -81,13 +86,13 @@ class LogSampler:
         Args:
             limit: The name of the limit.
             identity: A digest; empty if it is not known.
-            now: Seconds by the monotonic clock.
+            now: Seconds by the monotonic clock; None: the present time.
         """
-        now = Clock.monotonic() if now is None else now
+        moment = Clock.monotonic() if now is None else now
         client = (limit, identity)
         with self._lock:
-            if now >= self._ends_at:
-                self._ends_at = now + MINUTE
+            if moment >= self._ends_at:
+                self._ends_at = moment + MINUTE
                 self._written.clear()
                 self._clients.clear()
             is_full = self._written[limit] >= MAX_OF_LIMIT or self._written.total() >= MAX_OF_LOG
@@ -101,6 +106,6 @@ class LogSampler:
             return True
 
     def take_skipped(self, limit: str) -> int:
-        """Return the number of records about a limit that were not written since the last call."""
+        """Reset the number of records about a limit that were not written, and return it."""
         with self._lock:
             return self._skipped.pop(limit, 0)

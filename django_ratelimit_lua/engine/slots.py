@@ -62,6 +62,7 @@ class HeldSlot:
 
     @property
     def key(self) -> CountKey:
+        """Return the count that the slot belongs to."""
         return self.prefix, self.charge.digest, self.charge.limit.key_part
 
     @property
@@ -96,9 +97,11 @@ class HeldSlots:
 
     @property
     def interval(self) -> float:
+        """Return the seconds between two renewals."""
         return conf.SLOT_SECONDS / RENEWALS
 
     def all(self) -> list[HeldSlot]:
+        """Return the slots that are held at the moment."""
         with self._lock:
             return list(self._held)
 

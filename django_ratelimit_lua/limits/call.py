@@ -200,7 +200,7 @@ class Call(NamedTuple):
         return tuple(sorted(names))
 
     def key_parts(self, limit: Limit) -> list[bytes]:
-        """Return the ends of the keys of a limit's count and, if it has one, of its ban."""
+        """Return the ends of the keys of a limit's count and, if the call decides bans, its ban."""
         if limit.ban is None or not self.decides_bans:
             return [limit.key_part]
         return [limit.key_part, limit.ban.key_part]
@@ -242,7 +242,7 @@ class Call(NamedTuple):
         return [self.operation.encode(), revision, now, self._mode(), *self._records(), token]
 
     def _mode(self) -> bytes:
-        """Return the argument that means something else for a hit and for a refund."""
+        """Return the argument about how to hit, or which hit to refund; empty: as usual."""
         if self.operation == "refund":
             return b"%d" % self.hit_at if self.hit_at else b""
         if self.debt:
@@ -344,7 +344,7 @@ class Call(NamedTuple):
 
 
 def _add_ban(state: LimitState, moment: float, numbers: Sequence[float]) -> LimitState:
-    """Return the state of a limit with its ban, given the numbers of the ban in the reply."""
+    """Return the state of a limit with its ban, given the six numbers of the ban in the reply."""
     offences, left_us, _reset_us, _wait_us, begins_at, times = numbers
     until = int(moment + left_us) if left_us else 0
     ban = Ban(until, int(offences), int(times), is_new=begins_at > 0)
@@ -353,4 +353,5 @@ def _add_ban(state: LimitState, moment: float, numbers: Sequence[float]) -> Limi
 
 @lru_cache(maxsize=64)
 def _doubles(count: int) -> Struct:
+    """Return the layout of this number of little-endian doubles."""
     return Struct(f"<{count}d")

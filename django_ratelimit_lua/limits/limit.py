@@ -67,20 +67,19 @@ class Limit(Terms):
         variant: str = "",
         **options: Unpack[Options],
     ) -> None:
-        name, _key_name = _name_and_key(name)
-        if counted_as:
-            counted_as, _key_name = _name_and_key(counted_as)
-        names = {"name": name, "counted_as": counted_as or name, "variant": variant}
+        shown_name = _check_name(name)
+        count_name = _check_name(counted_as) if counted_as else shown_name
+        names = {"name": shown_name, "counted_as": count_name, "variant": variant}
         try:
-            if not isinstance(rate, Rate):
-                rate = Rate.parse(rate)
-            self._set_attributes(names | read_options(options) | {"rate": rate})
+            parsed = Rate.parse(rate)
+            self._set_attributes(names | read_options(options) | {"rate": parsed})
             self._derive_attributes()
         except LimitError as error:
-            error.where = f"Limit {name!r}: "
+            error.where = f"Limit {shown_name!r}: "
             raise
 
     def _set_attributes(self, values: Mapping[str, object]) -> None:
+        """Set attributes of this frozen object, while it is made."""
         for attribute, value in values.items():
             object.__setattr__(self, attribute, value)
 
@@ -105,10 +104,10 @@ class Limit(Terms):
 
     def _derive_keys(self) -> Mapping[str, object]:
         """Return the attributes that name the keys of the count and of the bans."""
-        _name, key_name = _name_and_key(self.counted_as)
+        key_name = _name_in_keys(self.counted_as)
         ban = BanTerms.of(self, key_name)
         if self.variant:
-            key_name += _VARIANT + _name_and_key(self.variant)[1]
+            key_name += _VARIANT + _name_in_keys(self.variant)
         return {"key_part": key_name + b":" + self.kind.suffix, "ban": ban}
 
     def __eq__(self, other: object) -> bool:
@@ -171,8 +170,8 @@ class Limit(Terms):
 
     def renamed(self, name: str) -> Limit:
         """Return the same limit under another name, with its own count."""
-        name, _key_name = _name_and_key(name)
-        renamed = self._replace(name=name, counted_as=name)
+        checked = _check_name(name)
+        renamed = self._replace(name=checked, counted_as=checked)
         renamed = renamed._replace(**renamed._derive_keys())
         if self.ban is None:  # It may be a limit `without_bans`.
             return renamed.without_bans()
@@ -216,20 +215,23 @@ def wrong_rate(rate: Rate) -> LimitError:
     return LimitError(text, "rate", algorithm=algorithms.OF_SLOTS, limit=rate.limit, rate=str(rate))
 
 
-def _name_and_key(name: str) -> tuple[str, bytes]:
-    """Return the name in decisions and caches, and its form in keys.
-
-    A short name of plain characters is its own form in keys. The form of any other name is its
-    beginning and a digest. Raises `LimitError` if the name is not text.
-    """
+def _check_name(name: object) -> str:
+    """Return the name in decisions and caches. Raises `LimitError` if it is not text."""
     if not isinstance(name, str) or not name:
         raise LimitError(f"A limit's name must be text, not {name!r}")
-    if len(name) > _MAX_NAME_LENGTH:
-        name = shortened(name)
-    if len(name) <= _MAX_ID_LENGTH and _PLAIN.fullmatch(name):
-        return name, name.encode()
-    readable = re.sub(r"[^\w.,:/+*=-]+", "_", name[: _MAX_ID_LENGTH - 25], flags=re.ASCII)
-    return name, f"{readable}~{_digest(name)}".encode()
+    return shortened(name)
+
+
+def _name_in_keys(name: str) -> bytes:
+    """Return a name as it is in keys: unchanged if it is short and of plain characters.
+
+    Otherwise it is the beginning of the name and a digest.
+    """
+    shown_name = _check_name(name)
+    if len(shown_name) <= _MAX_ID_LENGTH and _PLAIN.fullmatch(shown_name):
+        return shown_name.encode()
+    readable = re.sub(r"[^\w.,:/+*=-]+", "_", shown_name[: _MAX_ID_LENGTH - 25], flags=re.ASCII)
+    return f"{readable}~{_digest(shown_name)}".encode()
 
 
 def shortened(name: str) -> str:

@@ -24,7 +24,7 @@ class _Seconds(Number):
 
     def __call__(self, value: object) -> float:
         if isinstance(value, timedelta):
-            value = value.total_seconds()
+            return super().__call__(value.total_seconds())
         return super().__call__(value)
 
 
@@ -45,6 +45,7 @@ def _check_name(algorithm: str) -> str:
 
 
 def _check_time_zone(name: str) -> str:
+    """Check for the name of a time zone, and return it unchanged."""
     zone(name)
     return name
 
@@ -265,31 +266,31 @@ _SPECIAL = frozenset[str]().union(
 
 
 def refuse_unknown(
-    given: Iterable[str], accepted: Iterable[str] = OPTIONS, where: str = ""
+    names: Iterable[str], accepted: Iterable[str] = OPTIONS, where: str = ""
 ) -> None:
     """Raise `LimitError` for an unknown option, with the closest match and the accepted ones."""
-    accepted = tuple(accepted)
-    for option in given:
-        if option not in accepted:
+    known = tuple(accepted)
+    for option in names:
+        if option not in known:
             hint = "."
-            if closest := get_close_matches(option, accepted, n=1):
+            if closest := get_close_matches(option, known, n=1):
                 hint = f"; did you mean {closest[0]!r}?"
             raise LimitError(
-                f"{where}unknown option {option!r}{hint} Known options: {', '.join(accepted)}",
+                f"{where}unknown option {option!r}{hint} Known options: {', '.join(known)}",
                 option,
             )
 
 
-def read_options(given: Mapping[str, object]) -> dict[str, Any]:
-    """Return every option by name, as given or by default.
+def read_options(options: Mapping[str, object]) -> dict[str, Any]:
+    """Return every option by name, with its value as the package uses it, or its default.
 
     Raises `LimitError`, which names the option.
     """
-    if not given.keys() <= OPTIONS.keys():
-        refuse_unknown(given)
+    if not options.keys() <= OPTIONS.keys():
+        refuse_unknown(options)
     values: dict[str, Any] = {}
     for name, row in OPTIONS.items():  # The first one is the algorithm.
-        value = given.get(name)
+        value = options.get(name)
         if value is None or value == row.default:
             values[name] = row.default
         else:

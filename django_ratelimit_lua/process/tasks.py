@@ -295,8 +295,8 @@ def _start_thread(
 def _register_finalizer() -> None:
     """Register the finalizer once, if this process is a child of multiprocessing.
 
-    Such processes end by `os._exit`, without Python's `atexit`. It is registered when a task starts, and not
-    earlier, because such a child drops earlier registrations when it begins.
+    Such a child ends by `os._exit`, without Python's `atexit`. It is registered when a task starts,
+    and not earlier, because the child drops earlier registrations when it begins.
     """
     global _has_finalizer
     if _has_finalizer:

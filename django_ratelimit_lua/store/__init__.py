@@ -72,7 +72,7 @@ def get_store(background: bool = False) -> Store:
     params = ConnectionParams.of(conf.USE_CACHE)
     kind = ShardedStore if params.nodes else Store
     timeout = BACKGROUND_SECONDS if background else conf.TIMEOUT
-    # Another thread may have been faster; all use the same.
+    # If another thread was faster, its store is returned: all use the same.
     store = stores.setdefault(background, kind(params, timeout, background=background))
     if stores is not _stores:  # The settings have changed since.
         return get_store(background)
@@ -101,7 +101,7 @@ def rules_key() -> bytes:
 
 
 def _close_idle(last: Deadline | None) -> bool:
-    """Close idle connections. Return whether others are open."""
+    """Close idle connections, as a `Flush`. Return whether others are open, which may get idle."""
     has_open = [store.close_idle() for store in list(_stores.values())]
     return last is None and any(has_open)
 

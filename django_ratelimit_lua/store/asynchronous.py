@@ -209,12 +209,13 @@ class SharedConnection:
         self, command: Command[T], future: asyncio.Future[T], deadline: Deadline, began: float
     ) -> None:
         """Send a command again, because the server did not have its script and did not run it."""
+        repeated = command
         # If another caller has sent the source since, the server has it now.
         if began >= self._source_sent_at.get(command.program, 0.0):
             self._source_sent_at[command.program] = Clock.monotonic()
-            command = command.with_source()
+            repeated = command.with_source()
         deadline.extend()
-        self.execute(command._replace(program=None), deadline, future)
+        self.execute(repeated._replace(program=None), deadline, future)
 
     def _expire(self, future: asyncio.Future[Any], deadline: Deadline) -> None:
         """End the wait of one caller. Other callers may still get their replies."""
@@ -243,6 +244,7 @@ class SharedConnection:
             self._connection.write(b"".join(commands))
 
     def _give_up(self) -> None:
+        """Close the connection, because the server was silent too long for a waiting caller."""
         self._watch = None
         if self._waiting:
             self.close(RedisTimeoutError("no reply within the deadline"))
@@ -307,15 +309,16 @@ class SharedConnection:
 
     def _fail_pending(self, error: BaseException) -> None:
         """Give the first waiting caller the error, and the others an error that contains it."""
+        next_error = error
         if not isinstance(error, Exception):
-            error = RedisConnectionError("the event loop has ended")
-        message = f"the connection was closed before the reply: {error}"
-        for _, future, deadline, began in (*self._waiting, *self._to_send):
+            next_error = RedisConnectionError("the event loop has ended")
+        message = f"the connection was closed before the reply: {next_error}"
+        for _command, future, deadline, began in (*self._waiting, *self._to_send):
             if not future.done():
                 deadline.spend(began, deadline.left)
                 with suppress(RuntimeError):  # The loop is closed.
-                    future.set_exception(to_redis_error(error))
-                error = RedisConnectionError(message)
+                    future.set_exception(to_redis_error(next_error))
+                next_error = RedisConnectionError(message)
         self._waiting.clear()
         self._to_send.clear()
 
@@ -422,6 +425,7 @@ class AsyncConnections:
         renew_after_fork(self._renew)
 
     def _renew(self) -> None:
+        """Begin without connections in a child process."""
         # To close the connections would take them out of the selector, which a child shares with
         # its parent.
         leave_to_parent(self._loops)

@@ -89,7 +89,7 @@ class Failures:
             self._counts[kind] += 1
 
     def take(self) -> Counter[str]:
-        """Return the counts since the last call, and begin at zero."""
+        """Reset the counts to zero, and return what they were."""
         with self._lock:
             counts = self._counts
             self._counts = Counter()
@@ -164,7 +164,7 @@ class Availability:
         return self._lengthen_pause()
 
     def _lengthen_pause(self) -> float:
-        """Return the seconds until a trial, and make the next ones more."""
+        """Lengthen the pause for the next trial, and return the seconds until this one."""
         pause = self._pause * chance.uniform(0.75, 1.25)
         self._pause = min(self._pause * GROWTH, MAX_PAUSE)
         return pause

@@ -301,6 +301,7 @@ class Subscription:
         return connection
 
     def _close_after(self, error: Exception) -> StoreError:
+        """Close the connection, and return the error to raise."""
         self.close()
         return to_store_error(error)
 
@@ -309,14 +310,19 @@ class Subscription:
         self._connection.send_packed_command((data,), check_health=False)
 
     def _read_confirmation(self, seconds: float) -> bool:
+        """Read for at most `seconds`. Return whether the server has confirmed the subscription."""
         self._read_messages(seconds)
         return self._is_open
 
     def _read_messages(self, seconds: float) -> list[bytes]:
-        """Return the first message that arrives within this time, and all that arrive with it."""
+        """Wait for a message for at most `seconds`, and return it with all that arrive with it.
+
+        Answers to SUBSCRIBE and PING are recorded: `_is_open`, `_is_pinged` and `received_at`.
+        """
         messages: list[bytes] = []
+        wait_seconds = seconds
         while True:
-            self._subscriber.exchange.begin(Deadline(seconds))
+            self._subscriber.exchange.begin(Deadline(wait_seconds))
             try:
                 # What has arrived of a reply stays in the parser.
                 reply = self._connection.read_response(
@@ -338,4 +344,4 @@ class Subscription:
                     # The answer comes after all that was published before the PING.
                     if self._is_complete:
                         self.received_at = self._pinged_at
-            seconds = 0.0
+            wait_seconds = 0.0  # For what has arrived already.

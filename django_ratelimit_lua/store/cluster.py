@@ -146,7 +146,11 @@ class Cluster:
     async def _next_attempt(
         self, slot: int, attempt: Attempt, error: Exception, deadline: Deadline, send: SendToNode
     ) -> Attempt | None:
-        """Return the attempt after one that has failed, or None if the command has failed."""
+        """Record why an attempt has failed, and return the next one.
+
+        None if the command has failed, because it may have been executed, or nothing more can be
+        tried.
+        """
         if isinstance(error, TryAgainError) and deadline.left > TRY_AGAIN:
             deadline.left -= TRY_AGAIN
             return attempt._replace(pause=TRY_AGAIN)
@@ -160,7 +164,7 @@ class Cluster:
         return None
 
     def _redirect(self, slot: int, address: Address, error: AskError) -> Attempt:
-        """Return the attempt to which a node redirects a command, and store a moved hash slot."""
+        """Store where a hash slot has moved, and return the attempt at the node named there."""
         to = (error.host or address[0], error.port)
         if not isinstance(error, MovedError):  # A subclass of `AskError`.
             return Attempt(to, _ASKING)
@@ -171,7 +175,10 @@ class Cluster:
     async def _find_other_holder(
         self, slot: int, address: Address, deadline: Deadline, send: SendToNode
     ) -> Address | None:
-        """Return the node that has the hash slot now, or None if it is still this failing one."""
+        """Record that a node fails, and return the node that has its hash slot now.
+
+        None if that is still the same node, or if the map was read just now.
+        """
         self._failing.add(address)
         if not self._may_read_map():
             return None
@@ -391,11 +398,11 @@ class ShardedStore(Store):
 
     def _blocking(self, deadline: Deadline | None = None) -> Send:
         """Return the function that sends the commands of one call, and blocks this thread."""
-        deadline = self._deadline(deadline)
+        call_deadline = self._deadline(deadline)
         page = current_page()
         if page is not None:
-            deadline = page.limit(deadline)
-        return partial(self._execute, self._send, deadline)
+            call_deadline = page.limit(call_deadline)
+        return partial(self._execute, self._send, call_deadline)
 
     def _awaiting(self, deadline: Deadline | None = None) -> Send:
         """Return the function that sends the commands of one call from a coroutine."""

@@ -181,11 +181,11 @@ def reset_command(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Com
     After an `unban`, which has lifted the bans, it only notifies, and counts stay. `keys` are the
     keys to delete; by default all keys of the call. The answer is the number of deleted keys.
     """
-    keys = list(keys or call.state_keys())
+    deleted = list(keys or call.state_keys())
     if call.operation == "unban":
-        keys = []
+        deleted = []
     message = b" ".join([RESET, *dict.fromkeys(charge.digest for charge in call.charges)])
-    parts = (b"EVAL", _RESET, b"%d" % len(keys), *keys, channel, message)
+    parts = (b"EVAL", _RESET, b"%d" % len(deleted), *deleted, channel, message)
     return Command(encode(*parts), _read_whole_number)
 
 
@@ -248,6 +248,7 @@ def role_command() -> Command[None]:
 
 
 def _read_whole_number(reply: object) -> int:
+    """Return a reply that is a whole number. Raises `InvalidResponse` for any other."""
     if not isinstance(reply, int) or reply < 0:
         raise InvalidResponse(f"unexpected reply, not a whole number: {reply!r:.80}")
     return reply

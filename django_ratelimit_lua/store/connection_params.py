@@ -88,22 +88,22 @@ class ConnectionParams(NamedTuple):
             raise ImproperlyConfigured(f"RATELIMIT_USE_CACHE: {problem}")
         client: DefaultClient = caches[name].client  # type: ignore[attr-defined]
         pools = redis_py.pools_of(client)
-        service, sentinel_pools = redis_py.sentinel_pools_of(pools[0])
+        sentinels = redis_py.sentinel_pools_of(pools[0])
         nodes: tuple[Address, ...] = ()
         if isinstance(client.connection_factory, ClusterConnectionFactory):
             nodes = tuple(address_of(pool) for pool in pools)
         return cls._of_pool(name, pools[0])._replace(
             max_connections=min(pools[0].max_connections, MAX_CONNECTIONS),
             nodes=nodes,
-            service=service,
-            sentinels=tuple(cls._of_pool(name, pool) for pool in sentinel_pools),
+            service=sentinels.service,
+            sentinels=tuple(cls._of_pool(name, pool) for pool in sentinels.pools),
         )
 
     @classmethod
     def _of_pool(cls, name: str, pool: ConnectionPool) -> ConnectionParams:
         """Return the parameters of a pool's server, without those of the alias."""
-        given = pool.connection_kwargs
-        options = {option: given[option] for option in given.keys() & OPTIONS}
+        arguments = pool.connection_kwargs
+        options = {name: value for name, value in arguments.items() if name in OPTIONS}
         return cls(name, redis_py.class_of(pool), options)
 
     def at(self, address: Address) -> ConnectionParams:

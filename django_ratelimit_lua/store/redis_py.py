@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import redis.asyncio.connection as asynchronous
 import redis.connection as synchronous
@@ -296,7 +296,8 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # djang
 
 
 @renew_after_fork
-def _renew() -> None:
+def _leave_clusters() -> None:
+    """Begin without clients in a child process."""
     # To drop a client waits for a lock, which the parent may have held.
     leave_to_parent(ClusterConnectionFactory._clusters)
     ClusterConnectionFactory._clusters = {}
@@ -356,13 +357,16 @@ def uses_fakeredis(client: DefaultClient) -> bool:
     return False
 
 
-def sentinel_pools_of(pool: ConnectionPool) -> tuple[str, list[ConnectionPool]]:
-    """Return the service that Sentinel watches, and the pools of the Sentinels.
+class SentinelPools(NamedTuple):
+    """The service that Sentinels watch, and the pool of each; both empty without Sentinels."""
 
-    Both are empty if the pool does not use Sentinel.
-    """
+    service: str = ""
+    pools: Sequence[ConnectionPool] = ()
+
+
+def sentinel_pools_of(pool: ConnectionPool) -> SentinelPools:
+    """Return the Sentinels that a pool uses, if any."""
     if not isinstance(pool, SentinelConnectionPool):
-        return "", []
-    return str(pool.service_name), [
-        sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels
-    ]
+        return SentinelPools()
+    pools = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
+    return SentinelPools(str(pool.service_name), pools)

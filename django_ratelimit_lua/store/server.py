@@ -75,6 +75,7 @@ class Node:
         self._waiting = 0
 
     def _renew(self) -> None:
+        """Make new connections in a child process."""
         for connection in self._idle:
             connection.close()  # Only this process's copy; the parent's connection stays open.
         self._begin()
@@ -198,6 +199,7 @@ class Node:
         return True
 
     def _raise_if_paused(self) -> None:
+        """Raise `Paused` during a pause, and ensure that trials are made."""
         if not self.availability.may_send():
             raise Paused("Redis has failed repeatedly; calls to it are paused for a moment")
 

@@ -413,12 +413,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 def _add_view_headers(view: APIView, refusal: Refusal | None) -> None:
     """Add headers of a refusal to the view: DRF copies them to the response of any handler."""
     headers = getattr(view, "headers", None)
-    if not isinstance(headers, dict):
-        return
-    if refusal is None:
-        headers["Cache-Control"] = "no-store"
-    else:
-        headers |= refusal.headers()
+    if isinstance(headers, dict):
+        headers |= {"Cache-Control": "no-store"} if refusal is None else refusal.headers()
 
 
 def _find_latest(refused: Sequence[LimitState]) -> LimitState:

@@ -253,8 +253,7 @@ def _unwrap(view: Any) -> _Unwrapped:
     layers: list[Any] = []
     layer = view
     while layer is not None:
-        while isinstance(layer, partial):
-            layer = layer.func
+        layer = strip_partials(layer)
         wrapped = _wrapped_functions(layer)
         is_repeated = layer in layers
         layers.append(layer)
@@ -353,9 +352,15 @@ def _innermost_function(view: Any) -> Any:
     """Return the function or method that decorators and partials wrap."""
     # `method_decorator` wraps a partial of the bound method.
     function = inspect.unwrap(view, stop=lambda layer: isinstance(layer, (partial, MethodType)))
-    while isinstance(function, partial):
-        function = function.func
-    return function
+    return strip_partials(function)
+
+
+def strip_partials(function: Any) -> Any:
+    """Return the function inside a `functools.partial`; any other unchanged."""
+    innermost = function
+    while isinstance(innermost, partial):
+        innermost = innermost.func
+    return innermost
 
 
 def decoration_problem(function: Any) -> str | None:

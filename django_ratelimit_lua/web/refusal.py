@@ -212,8 +212,14 @@ class Refusal(ErrorDetails):
         return members
 
     def context(self) -> dict[str, object]:
-        names = ("decision", "reason", "message", "retry_after", "reference")
-        return {"when": self.when(), **{name: getattr(self, name) for name in names}}
+        return {
+            "when": self.when(),
+            "decision": self.decision,
+            "reason": self.reason,
+            "message": self.message,
+            "retry_after": self.retry_after,
+            "reference": self.reference,
+        }
 
     def lines(self) -> list[str]:
         sentences = [self.first_sentence(), self.message, self.when()]
@@ -337,18 +343,17 @@ def in_time(seconds: float) -> str:
     >>> in_time(1), in_time(90), in_time(950), in_time(7200), in_time(200_000)
     ('in 1 second', 'in 90 seconds', 'in about 16 minutes', 'in about 2 hours', 'in about 3 days')
     """
-    seconds = math.ceil(seconds)
+    count = math.ceil(seconds)
     if seconds <= 90:
-        count = seconds
         words = ngettext("in %(count)d second", "in %(count)d seconds", count)
     elif seconds <= 90 * 60:
-        count = -(-seconds // 60)
+        count = math.ceil(seconds / 60)
         words = ngettext("in about %(count)d minute", "in about %(count)d minutes", count)
     elif seconds <= 36 * 3600:
-        count = -(-seconds // 3600)
+        count = math.ceil(seconds / 3600)
         words = ngettext("in about %(count)d hour", "in about %(count)d hours", count)
     else:
-        count = -(-seconds // 86_400)
+        count = math.ceil(seconds / 86_400)
         words = ngettext("in about %(count)d day", "in about %(count)d days", count)
     return words % {"count": count}
 

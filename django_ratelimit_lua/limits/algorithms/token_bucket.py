@@ -79,6 +79,8 @@ def bucket_numbers(terms: Terms, capacity: int, option: str) -> Numbers:
 def max_debt(terms: Terms) -> int:
     """Return the maximum number of units that a bucket can owe beyond its capacity.
 
+    Its parts, see `bucket_numbers`, must stay below 2**53.
+
     >>> from django_ratelimit_lua import Limit
     >>> max_debt(Limit("mail", "1/s", algorithm="token_bucket"))
     9007199253
