@@ -160,8 +160,9 @@ def test_a_message_has_one_full_stop(text: str) -> None:
 def test_a_setting_of_a_missing_app_names_the_line_to_add(
     name: str, annex: str, settings: Any
 ) -> None:
-    """The hint does not advise to remove the setting."""
+    """The hint names the app. The same name without the prefix is a setting of the project."""
     setattr(settings, f"RATELIMIT_{name}", "x" * 20)
+    setattr(settings, name, "x" * 20)
     (warning,) = [found for found in check_settings() if found.id != "django_ratelimit_lua.E001"]
     assert warning.id == "django_ratelimit_lua.W030"
     assert f"contrib.{annex}" in warning.hint
