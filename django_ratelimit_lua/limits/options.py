@@ -39,7 +39,7 @@ def wait_us(seconds: float | timedelta, what: str) -> int:
         raise LimitError(f"{what} is {seconds!r}: {error}") from None
 
 
-def _check_name(algorithm: str) -> str:
+def _check_algorithm(algorithm: str) -> str:
     """Check for the name of an algorithm, and return its own name for a synonym."""
     return algorithms.find(algorithm).name
 
@@ -96,7 +96,7 @@ class Options(TypedDict, total=False):
     algorithm: Annotated[
         str,
         Option(
-            _check_name,
+            _check_algorithm,
             _("algorithm"),
             _("Empty: as in the settings."),
             names={name: algorithm.label for name, algorithm in algorithms.ALGORITHMS.items()},
