@@ -314,7 +314,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
 def test_up_to_a_thousand_rules_apply_on_the_next_request(direct: redis.Redis, prefix: str) -> None:
     """Up to a thousand rules are compiled without a thread."""
     rule("first", rate="1/h")
-    for count in (provider.MANY, provider.MANY + 1):
+    for count in (provider.MAX_INLINE, provider.MAX_INLINE + 1):
         put(direct, prefix, declared(count, 1000))
         another_process()
         assert get() == [200]
@@ -329,12 +329,12 @@ def test_a_process_forked_during_loading_loads_the_rules_itself(
 ) -> None:
     """The loading thread belongs to the parent."""
     rule("first", rate="1/h")
-    put(direct, prefix, declared(provider.MANY + 1, 1000))
+    put(direct, prefix, declared(provider.MAX_INLINE + 1, 1000))
     another_process()
     assert get() == [200]
     may_end = threading.Event()
     assert provider._loading.submit(may_end.wait)
-    put(direct, prefix, declared(provider.MANY + 1, 0))
+    put(direct, prefix, declared(provider.MAX_INLINE + 1, 0))
 
     def child() -> None:
         assert get() == [429]
@@ -348,10 +348,10 @@ def test_a_process_without_threads_compiles_in_the_caller(
 ) -> None:
     """Otherwise it would use the old rules forever."""
     rule("first", rate="1/h")
-    put(direct, prefix, declared(provider.MANY + 1, 1000))
+    put(direct, prefix, declared(provider.MAX_INLINE + 1, 1000))
     another_process()
     assert get() == [200]
-    put(direct, prefix, declared(provider.MANY + 1, 0))
+    put(direct, prefix, declared(provider.MAX_INLINE + 1, 0))
     monkeypatch.setattr(provider._loading, "submit", lambda work: None)
     assert get() == [429]
 
