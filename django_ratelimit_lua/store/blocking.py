@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from ..process.forks import chance
 from .availability import to_store_error
 from .commands import (
     Command,
+    Reply,
     Unreachable,
     encode,
     master_command,
@@ -59,7 +60,18 @@ class Connection:
         Raises `Unreachable` if nothing was sent, and the errors of the command and of redis-py.
         The connection is closed unless the reply was read completely.
         """
-        self.begin(deadline, has_token=command.has_token)
+        # `Exchange.begin`, inlined, because every hit does it.
+        exchange = self.exchange
+        exchange.deadline = deadline
+        exchange.received = 0
+        exchange.cpu = 0.0
+        # Input before the command is the end of the connection, or a reply to another command.
+        if (
+            self.redis_connection is None
+            or self._has_input()
+            or (not command.has_token and self.redis_connection.can_read(0))
+        ):
+            self._connect(deadline)
         try:
             try:
                 return self._send(command)
@@ -70,46 +82,6 @@ class Connection:
                 return self._send(command.with_source())
         except BaseException as error:
             raise self._close_after(error)  # noqa: B904 - it has its cause
-
-    def execute_all(self, commands: Sequence[Command[T]], deadline: Deadline) -> list[T]:
-        """Send commands together and return their answers. None of them calls a script."""
-        self.begin(deadline)
-        data = b"".join([command.data for command in commands])
-        answers: list[T] = []
-        errors: list[ResponseError] = []
-        try:
-            self.redis_connection.send_packed_command((data,), check_health=False)
-            for command in commands:
-                try:
-                    reply = self.redis_connection.read_response(disable_decoding=True)
-                except ResponseError as error:
-                    errors.append(error)
-                else:
-                    answers.append(command.read(reply))
-            self._last_reply.at = Clock.monotonic()
-            if errors:
-                raise errors[0]
-        except BaseException as error:
-            raise self._close_after(error)  # noqa: B904 - it has its cause
-        return answers
-
-    def begin(self, deadline: Deadline, *, has_token: bool = False) -> None:
-        """Begin an exchange.
-
-        With `has_token`, the reply contains a token that proves that it belongs to the command.
-        """
-        # `Exchange.begin`, inlined, because every hit does it.
-        exchange = self.exchange
-        exchange.deadline = deadline
-        exchange.received = 0
-        exchange.cpu = 0.0
-        # Input before the command is the end of the connection, or a reply to another command.
-        if (
-            self.redis_connection is None
-            or self._has_input()
-            or (not has_token and self.redis_connection.can_read(0))
-        ):
-            self._connect(deadline)
 
     def close(self) -> None:
         """Close the connection. The next exchange connects again."""
@@ -127,9 +99,23 @@ class Connection:
             except ResponseError:
                 self.close()  # The reply to the command itself is not read.
                 raise
-        reply = connection.read_response(disable_decoding=True)
+        if command.batch_size is None:
+            reply = connection.read_response(disable_decoding=True)
+        else:
+            reply = self._read_replies(command.batch_size)
         self._last_reply.at = Clock.monotonic()
         return command.read(reply)
+
+    def _read_replies(self, count: int) -> list[Reply]:
+        """Return the replies to commands that were sent together. Errors are among them."""
+        replies = []
+        for _ in range(count):
+            try:
+                reply = self.redis_connection.read_response(disable_decoding=True)
+            except ResponseError as error:
+                reply = error
+            replies.append(reply)
+        return replies
 
     def _close_after(self, error: BaseException) -> BaseException:
         """Close the connection, unless the error is a complete reply. Return the error to raise."""

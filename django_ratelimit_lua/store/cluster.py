@@ -21,7 +21,6 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
-    Iterable,
     Iterator,
     Sequence,
 )
@@ -47,7 +46,6 @@ from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..process import Clock
 from ..process.forks import chance
-from .blocking import Connection
 from .commands import (
     Address,
     Command,
@@ -328,10 +326,10 @@ class ShardedStore(Store):
     def _exchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
         return _run_blocking(self._blocking(deadline)(slot_of(command.key), command))
 
-    def _exchange_all(
-        self, commands: Iterable[Command[T]], deadline: Deadline | None = None
-    ) -> list[T]:
-        return [self._exchange(command, deadline) for command in commands]
+    def execute_all(
+        self, commands: Sequence[Sequence[bytes]], deadline: Deadline | None = None
+    ) -> list[Reply]:
+        return [self.execute(*parts, deadline=deadline) for parts in commands]
 
     async def _aexchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
         return await self._awaiting(deadline)(slot_of(command.key), command)
@@ -426,7 +424,7 @@ class ShardedStore(Store):
         """Send a command, and block this thread until the reply."""
         if pause:
             time.sleep(pause)
-        return self._node_at(address).use(Connection.execute, command, deadline)
+        return self._node_at(address).exchange(command, deadline)
 
     async def _asend(
         self, address: Address, command: Command[T], deadline: Deadline, pause: float
@@ -434,14 +432,7 @@ class ShardedStore(Store):
         """Send a command, without blocking the event loop."""
         if pause:
             await asyncio.sleep(pause)
-        node = self._node_at(address)
-        try:
-            answer = await node.aexchange(command, deadline)
-        except (RedisError, OSError) as error:
-            node.record_error(error)
-            raise
-        node.availability.record_reply()
-        return answer
+        return await self._node_at(address).aexchange(command, deadline)
 
     def _record_reply(self, node: Address | None = None) -> None:
         """Drop what belongs to nodes that have left the cluster, and record the reply."""

@@ -39,8 +39,8 @@ class Form(NamedTuple):
     template: bytes
 
 
-_forms: dict[tuple[object, ...], Form | None] = {}
-"""The forms, by the shape of their calls. None: the call has no form."""
+_forms: dict[tuple[object, ...], Form] = {}
+"""The forms, by the shape of their calls."""
 
 Address = tuple[str, int]
 Reply = Any
@@ -75,7 +75,8 @@ class Command(NamedTuple, Generic[T_co]):
     - `key`: a key of the command, which selects the node in a cluster;
     - `program`: the script that the command calls by its digest;
     - `ahead`: a command to send immediately before it;
-    - `has_token`: whether the reply contains a token that proves that it belongs to the command.
+    - `has_token`: whether the reply contains a token that proves that it belongs to the command;
+    - `batch_size`: the number of commands in `data` if it is a batch. `read` gets all replies.
     """
 
     data: bytes
@@ -84,6 +85,7 @@ class Command(NamedTuple, Generic[T_co]):
     program: Program | None = None
     ahead: bytes = b""
     has_token: bool = False
+    batch_size: int | None = None
 
     def with_source(self) -> Command[T_co]:
         """Return the command with the source of the script instead of its digest.
@@ -98,52 +100,41 @@ class Command(NamedTuple, Generic[T_co]):
 
 
 def decision_command(call: Call) -> Command[Decision]:
-    """Return the command that decides a call. The answer is the decision. Raises `StaleRules`."""
+    """Return the command that decides a call. The answer is the decision. Raises `StaleRules`.
+
+    Large calls have no form, nor those with arguments that are always different: a moment, a slot
+    or numbers of the calendar.
+    """
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     read = partial(call.read, token=token)
-    form, digests = _find_form(call)
-    if form is not None:
-        data = form.template % (*digests, token)
-        return Command(data, read, b"", form.program, has_token=True)
+    is_usual = call.now is None and call.hit_at is None and not call.slot
+    is_usual = is_usual and len(call.charges) <= MAX_LIMITS
+    limits: tuple[tuple[str, int], ...] = ()
+    digests: tuple[bytes, ...] = ()
+    for limit, digest, cost in call.charges:
+        is_usual = is_usual and cost <= MAX_UNITS and limit.packed != b""
+        limits += ((limit.text, cost),)
+        digests += (digest,)
+        if limit.ban is not None and call.decides_bans:  # Its key follows that of the count.
+            digests += (digest,)
+    if is_usual:
+        shape = (limits, call[1:])
+        form = _forms.get(shape) or _add_form(shape, call)
+        if form is not None:
+            data = form.template % (*digests, token)
+            return Command(data, read, b"", form.program, has_token=True)
     program = program_for(call.algorithms)
     keys = call.keys()
     data = encode(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *call.args(token))
     return Command(data, read, b"", program, has_token=True)
 
 
-def _find_form(call: Call) -> tuple[Form | None, Sequence[bytes]]:
-    """Return the form of a call and the digests that complete it; None: it is encoded as a whole.
-
-    Large calls have no form, nor those with arguments that are always different: a moment, a slot
-    or numbers of the calendar.
-    """
-    if call.now is not None or call.hit_at is not None or call.slot:
-        return None, ()
-    limits: tuple[tuple[str, int], ...] = ()
-    digests: tuple[bytes, ...] = ()
-    for limit, digest, cost in call.charges:
-        if cost > MAX_UNITS or not limit.packed or len(limits) == MAX_LIMITS:
-            return None, ()
-        limits += ((limit.text, cost),)
-        digests += (digest,)
-        if limit.ban is not None and call.decides_bans:  # Its key follows that of the count.
-            digests += (digest,)
-    shape = (limits, call[1:])
-    form = _forms.get(shape)
-    if form is None and shape not in _forms:
-        form = _build_form(call)
-        if len(_forms) >= MAX_FORMS:
-            _forms.clear()
-        _forms[shape] = form
-    return form, digests
-
-
-def _build_form(call: Call) -> Form | None:
-    """Return the form of a call; None if two of its limits have one key part."""
-    program = program_for(call.algorithms)
+def _add_form(shape: tuple[object, ...], call: Call) -> Form | None:
+    """Store and return the form of calls of a shape; None if two limits have one key part."""
     parts = [part for limit, _, _ in call.charges for part in call.key_parts(limit)]
     if len(set(parts)) < len(parts):
         return None
+    program = program_for(call.algorithms)
     keys = [_key_template(call.prefix, part) for part in parts]
     if call.revision is not None:
         keys.append(_escape(_encode_parts(call.fence)))
@@ -152,7 +143,11 @@ def _build_form(call: Call) -> Form | None:
     count = len(words) + len(keys) + len(args) + 1
     start = b"*%d\r\n%b" % (count, _encode_parts(*words))
     token = b"$%d\r\n%%b\r\n" % TOKEN_SIZE
-    return Form(program, start + b"".join(keys) + _escape(_encode_parts(*args)) + token)
+    form = Form(program, start + b"".join(keys) + _escape(_encode_parts(*args)) + token)
+    if len(_forms) >= MAX_FORMS:
+        _forms.clear()
+    _forms[shape] = form
+    return form
 
 
 def _key_template(prefix: bytes, part: bytes) -> bytes:
@@ -204,6 +199,22 @@ def plain_command(*parts: bytes) -> Command[Reply]:
     elif len(parts) > 1:
         key = parts[1]
     return Command(encode(*parts), read, key)
+
+
+def batch_command(commands: Sequence[Command[T_co]]) -> Command[list[T_co]]:
+    """Return the command that sends others together, which call no scripts.
+
+    The answer is the list of their answers. Raises the first error among the replies.
+    """
+
+    def read(replies: Sequence[Reply]) -> list[T_co]:
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise reply
+        return [command.read(reply) for command, reply in zip(commands, replies, strict=True)]
+
+    data = b"".join([command.data for command in commands])
+    return Command(data, read, batch_size=len(commands))
 
 
 def script_command(

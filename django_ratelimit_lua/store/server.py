@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -27,6 +27,7 @@ from .commands import (
     Address,
     Command,
     Reply,
+    batch_command,
     decision_command,
     plain_command,
     reset_command,
@@ -35,7 +36,6 @@ from .commands import (
 from .connection_params import ConnectionParams
 from .deadline import Deadline, LastReply, current_page
 
-A = TypeVar("A")
 T = TypeVar("T")
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -80,27 +80,26 @@ class Node:
             connection.close()  # Only this process's copy; the parent's connection stays open.
         self._begin()
 
-    def use(
-        self,
-        method: Callable[[Connection, A, Deadline], T],
-        argument: A,
-        deadline: Deadline,
-        *,
-        is_trial: bool = False,
-    ) -> T:
-        """Call a method of a free connection, and return its result.
+    def exchange(self, command: Command[T], deadline: Deadline, *, is_trial: bool = False) -> T:
+        """Send a command on a free connection, and return the answer.
 
-        With `is_trial`, it is called after repeated failures as well. Raises the errors of the
-        method, and `TimeoutError` of redis-py if no connection becomes free.
+        With `is_trial`, it is sent after repeated failures as well. Raises the errors of
+        `Connection.execute`, and `TimeoutError` of redis-py if no connection becomes free.
         """
         if self.availability.is_paused and not is_trial:
             self._raise_if_paused()
         try:
-            connection = self._acquire_connection(deadline)
+            if self._waiting:  # These threads come first.
+                connection = self._wait_for_connection(deadline)
+            else:
+                try:
+                    connection = self._idle.pop()
+                except IndexError:
+                    connection = self._wait_for_connection(deadline)
             try:
                 if self.availability.is_paused and not is_trial:  # Others failed while it waited.
                     self._raise_if_paused()
-                answer = method(connection, argument, deadline)
+                answer = connection.execute(command, deadline)
             finally:
                 connection.used_at = Clock.monotonic()
                 self._idle.append(connection)
@@ -108,30 +107,24 @@ class Node:
                     with self._freed:
                         self._freed.notify()
         except (RedisError, OSError) as error:
-            self.record_error(error)
+            self._record_error(error)
             raise
         if self.availability.failures:
             self.availability.record_reply()
         return answer
 
-    def _acquire_connection(self, deadline: Deadline) -> Connection:
-        """Return a free connection. Threads that wait for one come first."""
-        if self._waiting:
-            return self._wait_for_connection(deadline)
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._wait_for_connection(deadline)
-
-    def aexchange(self, command: Command[T], deadline: Deadline) -> Awaitable[T]:
-        """Send a command and return the parsed reply.
-
-        This does not block the event loop. Raises the errors of `Command.read` and of redis-py.
-        The caller reports them to `record_error`, and a reply to `availability`.
-        """
+    async def aexchange(self, command: Command[T], deadline: Deadline) -> T:
+        """`exchange`, without blocking the event loop."""
         if self.availability.is_paused:
             self._raise_if_paused()
-        return self._async_connections.exchange(command, deadline)
+        try:
+            answer = await self._async_connections.exchange(command, deadline)
+        except (RedisError, OSError) as error:
+            self._record_error(error)
+            raise
+        if self.availability.failures:
+            self.availability.record_reply()
+        return answer
 
     def close(self) -> None:
         """Close the idle connections of threads, and stop trials.
@@ -189,9 +182,8 @@ class Node:
 
     def _answers_ping(self) -> bool:
         """Send a PING, also during a pause. Return whether the server replies, even by an error."""
-        ping = plain_command(b"PING")
         try:
-            self.use(Connection.execute, ping, Deadline(self._timeout), is_trial=True)
+            self.exchange(plain_command(b"PING"), Deadline(self._timeout), is_trial=True)
         except ResponseError:
             return True
         except (RedisError, OSError):
@@ -203,7 +195,7 @@ class Node:
         if not self.availability.may_send():
             raise Paused("Redis has failed repeatedly; calls to it are paused for a moment")
 
-    def record_error(self, error: Exception) -> None:
+    def _record_error(self, error: Exception) -> None:
         """Record an error of an exchange in `availability`."""
         # A server that answers with an error costs no deadline, and may answer the next call.
         if isinstance(error, ResponseError):
@@ -269,7 +261,7 @@ class Store:
 
         Raises `StoreError` or `StaleRules`.
         """
-        return self._use(Connection.execute, decision_command(call), deadline)
+        return self._send_to(decision_command(call), deadline)
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
         """Delete keys. Raises `StoreError`."""
@@ -287,7 +279,7 @@ class Store:
             cursor = b"0"
             while True:
                 scan = (b"SCAN", cursor, b"MATCH", escaped + pattern, b"COUNT", b"1000")
-                cursor, keys = self._use(Connection.execute, plain_command(*scan), address=address)
+                cursor, keys = self._send_to(plain_command(*scan), address=address)
                 found.update(keys)
                 if cursor == b"0":
                     break
@@ -352,7 +344,8 @@ class Store:
 
         Raises `StoreError` if one of the replies is an error.
         """
-        return self._exchange_all([plain_command(*parts) for parts in commands], deadline)
+        batch = batch_command([plain_command(*parts) for parts in commands])
+        return self._send_to(batch, deadline)
 
     def run_each(
         self,
@@ -403,14 +396,13 @@ class Store:
         has_open = [node.close_idle() for node in list(self._nodes.values())]
         return any(has_open)
 
-    def _use(
+    def _send_to(
         self,
-        method: Callable[[Connection, A, Deadline], T],
-        argument: A,
+        command: Command[T],
         deadline: Deadline | None = None,
         address: Address | None = None,
     ) -> T:
-        """Call a method of a connection to a server, and report whether it failed."""
+        """Send a command to a server and return the answer. Report whether it failed."""
         # `_deadline`, inlined: it is on the way of every hit.
         if deadline is None or deadline.left <= 0.0:
             deadline = self._deadline(deadline)
@@ -419,7 +411,7 @@ class Store:
             deadline = page.limit(deadline)
         node = self._nodes.get(address) or self._node_at(address)
         try:
-            answer = node.use(method, argument, deadline)
+            answer = node.exchange(command, deadline)
         except (RedisError, OSError) as error:
             raise self._record_failure(error, address) from error
         if self._is_down:
@@ -427,26 +419,18 @@ class Store:
         return answer
 
     def _exchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
-        return self._use(Connection.execute, command, deadline)
-
-    def _exchange_all(
-        self, commands: Sequence[Command[T]], deadline: Deadline | None = None
-    ) -> list[T]:
-        return self._use(Connection.execute_all, commands, deadline)
+        """Send a command to the server that has its key."""
+        return self._send_to(command, deadline)
 
     async def _aexchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
         """Async twin of `_exchange`."""
-        # `_deadline`, inlined, as in `_use`.
+        # `_deadline`, inlined, as in `_send_to`.
         if deadline is None or deadline.left <= 0.0:
             deadline = self._deadline(deadline)
-        node = self._node_at(None)
         try:
-            answer = await node.aexchange(command, deadline)
+            answer = await self._node_at(None).aexchange(command, deadline)
         except (RedisError, OSError) as error:
-            node.record_error(error)
             raise self._record_failure(error) from error
-        if node.availability.failures:
-            node.availability.record_reply()
         if self._is_down:
             self._record_reply()
         return answer
