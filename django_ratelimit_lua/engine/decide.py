@@ -382,17 +382,19 @@ def unbanning(charges: Sequence[DecidedCharge], *, forget: bool = False) -> Wait
     call = build_call([planned.charge._replace(cost=int(forget)) for planned in charges], "unban")
     try:
         decision: Decision = yield call
-        yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
-        yield _remove_from_list(call)
+        yield from _resetting(call)
         return decision
     finally:
         deny_cache.forget({charge.digest for charge in call.charges})
 
 
-def _remove_from_list(call: Call) -> Wait:
-    """Return the wait that removes the bans of a call from the list."""
-    remove = partial(ban_list.remove, call.ban_keys())
-    return Wait(remove, sync_to_async(remove))
+def _resetting(call: Call) -> Waiting[None]:
+    """Delete the counts of a call, and remove its bans from the list. Raises `StoreError`."""
+    yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
+    ban_keys = call.ban_keys()
+    if ban_keys:
+        remove = partial(ban_list.remove, ban_keys)
+        yield Wait(remove, sync_to_async(remove))
 
 
 def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
@@ -402,9 +404,7 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
     raised in that case.
     """
     try:
-        yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
-        if call.ban_keys():
-            yield _remove_from_list(call)
+        yield from _resetting(call)
     except StoreError:
         if strict:
             raise

@@ -46,14 +46,7 @@ def _encode(identity: object) -> bytes:
     elif identity is None:
         part = b"n"
     elif isinstance(identity, (tuple, list)):
-        parts = [b"t"]
-        for item in identity:
-            if type(item) is str:  # Most items are text, and a call for each costs time.
-                text = b"s" + item.encode("utf-8", "surrogatepass")
-                parts += (len(text).to_bytes(8, "big"), text)
-            else:
-                parts.append(_encode(item))
-        part = b"".join(parts)
+        part = b"t" + b"".join([_encode(item) for item in identity])
     elif isinstance(identity, (bytes, bytearray, memoryview)):
         part = b"b" + bytes(identity)
     elif isinstance(
@@ -117,8 +110,15 @@ def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
     if secret is None:
         secret = conf.KEY_SECRET[0]
     hashed = _keyed_hash(secret).copy()
-    if type(identity) is str:  # As `_encode` does, without the call.
-        part = b"s" + identity.encode("utf-8", "surrogatepass")
+    if type(identity) is tuple:  # As `_encode` does, without a call for each text.
+        parts = [b"t"]
+        for item in identity:
+            if type(item) is str:
+                text = b"s" + item.encode("utf-8", "surrogatepass")
+                parts += (len(text).to_bytes(8, "big"), text)
+            else:
+                parts.append(_encode(item))
+        part = b"".join(parts)
         hashed.update(len(part).to_bytes(8, "big") + part)
     else:
         hashed.update(_encode(identity))

@@ -19,6 +19,7 @@ from django.http import HttpRequest
 
 from ..conf import conf, on_change
 from ..conf.values import Network, unmapped
+from . import Identity
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -243,14 +244,22 @@ def client_address(request: HttpRequest) -> ClientAddress:
     trusted = conf.TRUSTED_PROXIES
     if trusted is None:
         if "HTTP_X_FORWARDED_FOR" in meta or "HTTP_FORWARDED" in meta:
-            warn_once(_UNTRUSTED, peer)
+            _warn_once(_UNTRUSTED, peer)
         return parse_client_address(peer, "it is REMOTE_ADDR; no proxy is trusted")
     header = conf.PROXY_HEADER
     text = meta.get("HTTP_" + header.upper().replace("-", "_"))
     return find_forwarded_address(peer, text, header, trusted)
 
 
-def warn_once(warning: str, *arguments: object) -> None:
+def read_ip(group: str, request: HttpRequest, user: object) -> Identity:
+    """Return the identity of a request by the key `ip`: the masked address of the client."""
+    network = client_address(request).network
+    if network is None:
+        _warn_once(NO_ADDRESS)
+    return ("ip", network)
+
+
+def _warn_once(warning: str, *arguments: object) -> None:
     """Log a warning, unless this process has logged it before."""
     try:
         _unlogged.remove(warning)

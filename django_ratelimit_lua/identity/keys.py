@@ -30,7 +30,7 @@ from ..conf import conf, on_change
 from ..conf.values import accepts, dotted_name, import_lazily
 from ..limits.rate import LimitError
 from . import Identity
-from .address import NO_ADDRESS, client_address, subnet, warn_once
+from .address import client_address, read_ip, subnet
 from .fields import (
     UNREAD,
     Value,
@@ -119,13 +119,6 @@ def _read_user(group: str, request: HttpRequest, user: User | AnonymousUser) -> 
     return ("user", str(user.pk))
 
 
-def _read_ip(group: str, request: HttpRequest, user: object) -> Identity:
-    network = client_address(request).network
-    if network is None:
-        warn_once(NO_ADDRESS)
-    return ("ip", network)
-
-
 def _read_subnet(group: str, request: HttpRequest, user: object) -> Identity:
     address = client_address(request).address
     return ("subnet", None if address is None else subnet(address))
@@ -135,13 +128,13 @@ def _read_session(group: str, request: HttpRequest, user: object) -> Identity:
     """Return the session, or the address if the session is unknown."""
     key = session_key(request)
     if key is None:
-        return _read_ip(group, request, user)
+        return read_ip(group, request, user)
     return ("session", key)
 
 
 def _read_user_or_ip(group: str, request: HttpRequest, user: User | AnonymousUser) -> Identity:
     if not user.is_authenticated:
-        return _read_ip(group, request, user)
+        return read_ip(group, request, user)
     return _read_user(group, request, user)
 
 
@@ -157,7 +150,7 @@ BUILT_IN = {
     key.name: replace(key, known_to_proxies=True)  # As far as the other attributes allow.
     for key in (
         Key(ALL_CALLERS, lambda group, request, user: None, gettext_lazy("all clients together")),
-        Key("ip", _read_ip, gettext_lazy("address")),
+        Key("ip", read_ip, gettext_lazy("address")),
         Key("subnet", _read_subnet, gettext_lazy("subnet")),
         Key("user", _read_user, gettext_lazy("user"), needs_user=True, lumps_strangers=True),
         Key("user_or_ip", _read_user_or_ip, gettext_lazy("user or address"), needs_user=True),
@@ -354,7 +347,7 @@ def _field_key(field: str, kind: str, name: str) -> Key:
     def read(group: str, request: HttpRequest, user: object) -> Identity:
         value = field_kind.read(request, name)
         if value is UNREAD:
-            return _read_ip(group, request, user)
+            return read_ip(group, request, user)
         identity = field_identity(field, value)
         if is_device and value is not None:
             account_and_device = find_device(request, value)

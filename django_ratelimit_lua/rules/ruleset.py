@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from copy import copy
 from operator import attrgetter
 from typing import Any
@@ -150,7 +151,7 @@ class Ruleset:
         for rule in in_force:
             if rule.group not in (None, rule.name) and rule.template is not None:
                 self._additional.setdefault(str(rule.group), []).append(rule)
-        self.site_names: Collection[str] = by_name.keys() | self._additional.keys()
+        self.site_names: AbstractSet[str] = by_name.keys() | self._additional.keys()
         """The names and groups of call sites that rules may apply to."""
 
     def _compile_entries(self, before: Ruleset | None) -> list[CompiledEntry]:

@@ -72,14 +72,22 @@ class Connection:
             or (not command.has_token and self.redis_connection.can_read(0))
         ):
             self._connect(deadline)
+        connection = self.redis_connection
         try:
-            try:
-                return self._send(command)
-            except NoScriptError:  # It was not run.
-                if command.program is None:
-                    raise
-                deadline.extend()
-                return self._send(command.with_source())
+            connection.send_packed_command((command.ahead + command.data,), check_health=False)
+            if command.ahead:
+                self._read_reply_ahead()
+            if command.batch_size is None:
+                reply = connection.read_response(disable_decoding=True)
+            else:
+                reply = self._read_replies(command.batch_size)
+            self._last_reply.at = Clock.monotonic()
+            return command.read(reply)
+        except NoScriptError:  # It was not run.
+            if command.program is None:
+                raise
+            deadline.extend()
+            return self.execute(command.with_source(), deadline)
         except BaseException as error:
             raise self._close_after(error)  # noqa: B904 - it has its cause
 
@@ -89,22 +97,13 @@ class Connection:
             self.redis_connection.disconnect()
         self.redis_connection = None
 
-    def _send(self, command: Command[T]) -> T:
-        """Send a command on the open connection, and return the answer."""
-        connection = self.redis_connection
-        connection.send_packed_command((command.ahead + command.data,), check_health=False)
-        if command.ahead:
-            try:
-                connection.read_response(disable_decoding=True)
-            except ResponseError:
-                self.close()  # The reply to the command itself is not read.
-                raise
-        if command.batch_size is None:
-            reply = connection.read_response(disable_decoding=True)
-        else:
-            reply = self._read_replies(command.batch_size)
-        self._last_reply.at = Clock.monotonic()
-        return command.read(reply)
+    def _read_reply_ahead(self) -> None:
+        """Read the reply to `Command.ahead`. Raises the errors of redis-py."""
+        try:
+            self.redis_connection.read_response(disable_decoding=True)
+        except ResponseError:
+            self.close()  # The reply to the command itself is not read.
+            raise
 
     def _read_replies(self, count: int) -> list[Reply]:
         """Return the replies to commands that were sent together. Errors are among them."""
@@ -133,7 +132,9 @@ class Connection:
             self.redis_connection.connect()
             self._has_input = has_input(self.redis_connection.deadline_socket.sock)
             if params.sentinels:
-                self._send(role_command())
+                role = role_command()
+                self.redis_connection.send_packed_command((role.data,), check_health=False)
+                role.read(self.redis_connection.read_response(disable_decoding=True))
         except BaseException as error:
             self.close()
             raise to_redis_error(error, Unreachable)  # noqa: B904 - it has its cause

@@ -90,13 +90,14 @@ class Command(NamedTuple, Generic[T_co]):
     def with_source(self) -> Command[T_co]:
         """Return the command with the source of the script instead of its digest.
 
-        The server stores the script when it runs it.
+        The server stores the script when it runs it, so the result has no `program` to retry.
         """
         assert self.program is not None
         by_digest = _encode_parts(b"EVALSHA", self.program.sha)
         by_source = _encode_parts(b"EVAL", self.program.source)
         count, end, parts = self.data.partition(b"\r\n")
-        return self._replace(data=count + end + by_source + parts.removeprefix(by_digest))
+        data = count + end + by_source + parts.removeprefix(by_digest)
+        return self._replace(data=data, program=None)
 
 
 def decision_command(call: Call) -> Command[Decision]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest
@@ -71,7 +72,8 @@ class Place:
     ) -> None:
         """Add all charges of a rule, or none if one of them raises.
 
-        `template` is that of a tier, or the rule's own.
+        The `template` is that of a tier, or the rule's own. Each limit gets the first name with
+        counters that no other charge of this place has.
         """
         subject = digest(identity)
         if template.key is None or template.key.functions:
@@ -79,7 +81,14 @@ class Place:
         charges: list[DecidedCharge] = []
         taken = self._taken.copy()
         for rate in rates:
-            limit = _take_limit(template, name, rate, subject, taken)
+            for ordinal in count(1):
+                limit = template.limit(name, rate, ordinal)
+                counters = {(subject, limit.key_part)}
+                if limit.ban is not None:
+                    counters.add((subject, limit.ban.key_part))
+                if counters.isdisjoint(taken):
+                    break
+            taken |= counters
             if identity is None:
                 limit = limit.without_bans()
             if self._has_mixed_effects and not rule.block:
@@ -88,25 +97,6 @@ class Place:
             charges.append(DecidedCharge(charge, name, rule, self.owner, identity))
         self._taken = taken
         self.charges += charges
-
-
-def _take_limit(
-    template: LimitTemplate, name: str, rate: Rate, subject: bytes, taken: set[tuple[bytes, bytes]]
-) -> Limit:
-    """Return the limit for a rate, with a name that differs from those of the `taken` counters.
-
-    Its counters are added to these.
-    """
-    ordinal = 0
-    while True:
-        ordinal += 1
-        limit = template.limit(name, rate, ordinal)
-        counters = {(subject, limit.key_part)}
-        if limit.ban is not None:
-            counters.add((subject, limit.ban.key_part))
-        if counters.isdisjoint(taken):
-            taken |= counters
-            return limit
 
 
 class Party(NamedTuple):

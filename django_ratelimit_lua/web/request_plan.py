@@ -99,15 +99,24 @@ class RequestPlanner(Planner):
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
         """Gather the charges by these rules, and the overrides that may apply to them.
 
-        A rule that raises is left out. If the places are those of an earlier ruleset, so are their
-        charges.
+        A rule that raises is left out. Call sites that no rule changes have the same place, with
+        the same charges, as in an earlier ruleset.
         """
         if conf.EXEMPT is not None and (yield from self._is_exempt(conf.EXEMPT)):
             self.gathered = self.parties = ()
             return
         self.ruleset = ruleset
         self.parties = ()  # Those of an earlier ruleset.
-        places = self._choose_places(ruleset)
+        places: Sequence[Place] | None
+        if callable(self._choose):
+            places = self._choose(ruleset)
+        elif {site.group or self._group for site in self._choose} & ruleset.site_names:
+            rules = ruleset.for_call_sites(self._choose, self._group, self.request)
+            places = (Place(rules, self._group),)
+        else:
+            if self._unchanged_places is None:
+                self._unchanged_places = (Place(self._choose, self._group),)
+            places = self._unchanged_places
         if places is None or places is not self._gathered_places:
             charges: list[DecidedCharge] = []
             for place in places or ():
@@ -122,22 +131,6 @@ class RequestPlanner(Planner):
             self._gathered_places = places
         if ruleset.overrides.fields:
             yield from self._find_overrides(ruleset, self._has_blocks and places is not None)
-
-    def _choose_places(self, ruleset: Ruleset) -> Sequence[Place] | None:
-        """Return the places with rules; None if the request is exempt.
-
-        Call sites that no rule changes are the same places as in an earlier ruleset.
-        """
-        if callable(self._choose):
-            return self._choose(ruleset)
-        for call_site in self._choose:
-            if (call_site.group or self._group) in ruleset.site_names:
-                rules = ruleset.for_call_sites(self._choose, self._group, self.request)
-                self._unchanged_places = None
-                return (Place(rules, self._group),)
-        if self._unchanged_places is None:
-            self._unchanged_places = (Place(self._choose, self._group),)
-        return self._unchanged_places
 
     def _is_exempt(self, is_exempt: Callable[[HttpRequest], object]) -> Waiting[bool]:
         """Return whether `RATELIMIT_EXEMPT` exempts the request.
@@ -294,7 +287,7 @@ class RequestPlanner(Planner):
         if banning and is_never_banned(self.request):
             charges = [_without_ban(planned) for planned in charges]
         if len(charges) > 1:
-            charges = self.distinct(charges)
+            charges = merge_counters(charges)
         if self.is_hit and self.state.held:
             charges = self._without_held(charges)
         if self._once and self.state.running:
@@ -302,10 +295,6 @@ class RequestPlanner(Planner):
         if self.state.waited is not None:
             return self._decide_busy(charges)
         return charges
-
-    def distinct(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
-        """Return the charges in a form that one call accepts: each counter once."""
-        return merge_counters(charges)
 
     def _without_held(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
         """Return the charges without the slots that the request holds already.
