@@ -113,6 +113,7 @@ class RequestPlanner(Planner):
         elif {site.group or self._group for site in self._choose} & ruleset.site_names:
             rules = ruleset.for_call_sites(self._choose, self._group, self.request)
             places = (Place(rules, self._group),)
+            self._unchanged_places = None
         else:
             if self._unchanged_places is None:
                 self._unchanged_places = (Place(self._choose, self._group),)
