@@ -22,17 +22,16 @@ from .identities import (
     SEE_NAMES,
     client_links,
     client_url,
-    link_words,
+    client_words,
     may_see_clients,
-    readable_parts,
+    readable_names,
     visible_name,
 )
 from .limits import limit_url
-from .pages import ActionPage, Context, page_response
+from .pages import ActionPage, Context, page_response, search_text
 
 MAX_ROWS = 100
 """Maximum number of bans on a page."""
-MAX_SEARCH_LENGTH = 300
 LIFTED = {
     "lift": gettext_lazy("The ban of %(client)s by %(limit)s is lifted."),
     "forget": gettext_lazy(
@@ -50,8 +49,7 @@ class BanPage(ActionPage):
     def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
         """Show the bans in force, or that they are unknown, if Redis is unavailable."""
         context |= {
-            "chosen": request.GET.get("rule", ""),
-            "search": _search_text(request),
+            "search": search_text(request),
             "are_names_hidden": conf.SHOW_IDENTITIES != "plain"
             or not request.user.has_perm(SEE_NAMES),
         }
@@ -93,12 +91,11 @@ def _lift_listed_bans(request: HttpRequest, bans: Sequence[ActiveBan], action: s
 
 
 def _list_context(request: HttpRequest) -> Context:
-    """Return the context of the list: one page of it, and the names to filter by."""
-    bans = active_bans()
-    page = Paginator(_filter_bans(request, bans), MAX_ROWS).get_page(request.GET.get("p"))
+    """Return the context of the list: one page of it."""
+    bans = _filter_bans(request, active_bans())
+    page = Paginator(bans, MAX_ROWS).get_page(request.GET.get("p"))
     return {
         "rows": _ban_rows(request, list(page)),
-        "names": {name: place_words(name) for name in sorted({ban.name for ban in bans})},
         "page": page,
         "number": page.paginator.count,
     }
@@ -107,17 +104,17 @@ def _list_context(request: HttpRequest) -> Context:
 def _ban_rows(request: HttpRequest, bans: Sequence[ActiveBan]) -> list[Context]:
     """Return the bans as the list shows them, each with the links of its client."""
     clients = [(ban.identity, visible_name(request, ban.who)) for ban in bans]
-    names = readable_parts(request, [name for _digest, name in clients])
+    names = readable_names([name for _digest, name in clients])
     rows = []
-    for ban, parts, links in zip(bans, names, client_links(request, clients), strict=True):
+    for ban, name, links in zip(bans, names, client_links(request, clients), strict=True):
         rows.append(
             {
                 "active": ban,
                 "key": ban_key(ban),
                 "label": place_words(ban.name),
                 "page": limit_url(request, ban.name),
-                "parts": parts,
-                "client": link_words(parts, ban.identity),
+                "name": name,
+                "client": client_words(name, ban.identity),
                 "links": links._replace(url=client_url(request, ban.identity, ban.name)),
             }
         )
@@ -129,17 +126,11 @@ def ban_key(ban: ActiveBan) -> str:
     return ban.key.decode(errors="replace")
 
 
-def _search_text(request: HttpRequest) -> str:
-    return request.GET.get("q", "").strip()[:MAX_SEARCH_LENGTH]
-
-
 def _filter_bans(request: HttpRequest, bans: Sequence[ActiveBan]) -> list[ActiveBan]:
     """Return the bans that the query of the URL asks for, the latest first."""
-    name = request.GET.get("rule", "")
-    listed = [ban for ban in bans if name in ("", ban.name)]
-    if text := _search_text(request):
-        listed = _search_bans(listed, text, sees_names=request.user.has_perm(SEE_NAMES))
-    return sorted(listed, key=lambda ban: ban.since, reverse=True)
+    if text := search_text(request):
+        bans = _search_bans(bans, text, sees_names=request.user.has_perm(SEE_NAMES))
+    return sorted(bans, key=lambda ban: ban.since, reverse=True)
 
 
 def _search_bans(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[ActiveBan]:
@@ -170,6 +161,6 @@ def lift_ban(request: HttpRequest, bans: Sequence[ActiveBan], action: str, key: 
         messages.warning(request, _("This ban has ended already."))
         return
     lift_bans([ban], forget=action == "forget")
-    (parts,) = readable_parts(request, [visible_name(request, ban.who)])
-    words = {"client": link_words(parts, ban.identity), "limit": place_words(ban.name)}
+    (name,) = readable_names([visible_name(request, ban.who)])
+    words = {"client": client_words(name, ban.identity), "limit": place_words(ban.name)}
     messages.success(request, LIFTED[action] % words)

@@ -156,7 +156,7 @@ def compile_matcher(text: str) -> Callable[[str, Sequence[Part]], bool]:
     users = {word: find_user(word) for word in words}
 
     def matches(digest: str, name: Sequence[Part]) -> bool:
-        if is_prefix(text) and digest.startswith(text.lower()):
+        if _PREFIX.fullmatch(text.lower()) and digest.startswith(text.lower()):
             return True
         if not words or not name:
             return False
@@ -187,8 +187,3 @@ def matching_digests(text: str, named: Mapping[str, Name]) -> set[str]:
     matches = compile_matcher(text)
     digests = {client.digest for client in computed_clients(text)}
     return digests | {digest for digest, name in named.items() if matches(digest, name)}
-
-
-def is_prefix(text: str) -> bool:
-    """Return whether a text is a digest, or a prefix of one that is long enough for a search."""
-    return _PREFIX.fullmatch(text.lower()) is not None

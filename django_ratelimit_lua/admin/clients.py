@@ -17,7 +17,6 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity import is_digest
-from ..identity.address import overlaps
 from ..identity.names import Name, display_name
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
@@ -41,25 +40,22 @@ from .identities import (
     SEE_NAMES,
     client_links,
     client_url,
+    client_words,
     form_url,
     identity_words,
     known_clients,
-    link_words,
     may_see_clients,
     may_see_names,
     may_see_overrides,
     override_url,
     override_words,
-    readable_parts,
+    readable_names,
     visible_name,
 )
 from .limits import limit_url
 from .override_form import DURATIONS, own_digests
-from .pages import ActionPage, Context, page_response
+from .pages import ActionPage, Context, page_response, search_text
 
-MAX_TEXT_LENGTH = 500
-HOUR = "3600"
-"""The duration that is selected at first."""
 DONE = {
     "block": gettext_lazy("%(client)s is blocked %(duration)s."),
     "exempt": gettext_lazy("%(client)s is exempt %(duration)s."),
@@ -74,7 +70,7 @@ class ClientPage(ActionPage):
 
     def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
         """Show the client of the digest in the query, or search for clients."""
-        text = _search_text(request)
+        text = search_text(request)
         digest = request.GET.get("digest", "")
         if not digest and is_digest(text.lower()):
             digest = text.lower()
@@ -149,26 +145,22 @@ class ClientPage(ActionPage):
             messages.success(request, _("Ended: %(override)s.") % {"override": words})
 
 
-def _search_text(request: HttpRequest) -> str:
-    return request.GET.get("q", "").strip()[:MAX_TEXT_LENGTH]
-
-
 def _client_context(request: HttpRequest, digest: str) -> Context:
     """Return the context for one client."""
-    text = _search_text(request)
+    text = search_text(request)
     limit_name = request.GET.get("name", "")
     records = [
         record for extension in extensions for record in extension.client(request, digest).values()
     ]
     name = _client_name(request, digest, [record.name for record in records])
     client = explain_client(digest, limit_name, name)
-    (parts,) = readable_parts(request, [name])
+    (words,) = readable_names([name])
     rows = _limit_rows(request, client, name)
     ask = request.GET.get("ask", "")
     return {
-        "title": link_words(parts, digest),
+        "title": client_words(words, digest),
         "client": client,
-        "parts": parts,
+        "has_name": bool(name),
         "lead": _state_in_force(client, rows),
         "rows": rows,
         "records": [
@@ -180,7 +172,6 @@ def _client_context(request: HttpRequest, digest: str) -> Context:
         "override_url": override_url(request, digest, name),
         "ask": ask if ask in DONE else "",
         "durations": DURATIONS.items(),
-        "hour": HOUR,
         "may_see_overrides": may_see_overrides(request),
         "may_see_names": may_see_names(request),
     }
@@ -188,7 +179,7 @@ def _client_context(request: HttpRequest, digest: str) -> Context:
 
 def _client_name(request: HttpRequest, digest: str, recorded: Iterable[Sequence[Any]] = ()) -> Name:
     """Return the parts of a client: as they were searched, or as recorded; empty if unknown."""
-    for client in computed_clients(_search_text(request)):
+    for client in computed_clients(search_text(request)):
         if client.digest == digest:
             return list(client.name)
     for name in recorded:
@@ -231,15 +222,8 @@ def _network_context(request: HttpRequest, network: str) -> Context:
         "network": network,
         "network_url": form_url(request, {"network": network}),
         "may_see_overrides": may_see_overrides(request),
-        "overrides": _count_overrides(network),
         "problem": problem,
     }
-
-
-def _count_overrides(network: str) -> int:
-    """Return how many overrides in force are about a network, a part of it or one around it."""
-    networks = RateLimitOverride.objects.active().exclude(network="")
-    return sum(overlaps(other, network) for other in networks.values_list("network", flat=True))
 
 
 def _client_rows(request: HttpRequest, text: str, clients: Sequence[FoundClient]) -> list[Context]:
@@ -247,16 +231,16 @@ def _client_rows(request: HttpRequest, text: str, clients: Sequence[FoundClient]
     digests = [client.digest for client in clients]
     overrides = overrides_of(digests)
     bans = active_bans(MAX_LISTED, digests) if digests else []
-    names = readable_parts(request, [list(client.name) for client in clients])
+    names = readable_names([list(client.name) for client in clients])
     return [
         {
             "digest": client.digest,
-            "words": client.label or ", ".join(part.words for part in words),
+            "words": client.label or name,
             "url": client_url(request, client.digest, q=text if client.label else ""),
             "bans": [(ban, place_words(ban.name)) for ban in bans if ban.identity == client.digest],
             "overrides": [row for row in overrides[client.digest] if row.is_active()],
         }
-        for client, words in zip(clients, names, strict=True)
+        for client, name in zip(clients, names, strict=True)
     ]
 
 
@@ -340,8 +324,8 @@ def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> l
         name = parts
         if digest != client.digest:
             name = display_name(limit.planned.identity)
-            (words,) = readable_parts(request, [name])
-            row |= {"of": link_words(words, digest), "url": client_url(request, digest)}
+            (words,) = readable_names([name])
+            row |= {"of": client_words(words, digest), "url": client_url(request, digest)}
         row["limit_url"] = override_url(request, digest, name, limit.counted_as)
         if row["verdict"] == "refused":
             row |= {"reason": _refusal_words(limit), "again": _again_words(limit.state)}

@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy
 
 from ..limits.options import OPTIONS, Option
 from ..limits.values import Choice, Lines, Number, Whole, flag
+from ..models.rule import split_text
 from ..rules.options import check_tier_list
 
 OTHER = "other"
@@ -129,17 +130,6 @@ class KeyWidget(forms.Select):
         return value
 
 
-def is_set(value: object) -> bool:
-    """Return whether a field has a value: 0 is one."""
-    return value not in (None, "", []) and value is not False
-
-
-def split_text(text: str, separator: str = ",") -> list[str]:
-    """Return the parts of a text between separators."""
-    parts = map(str.strip, text.split(separator.strip(" ")))
-    return list(filter(None, parts))
-
-
 class TierForm(forms.Form):
     """A tier of a rule, as a row. An empty row is no tier."""
 
@@ -168,7 +158,7 @@ class TierForm(forms.Form):
     def to_tier(self) -> dict[str, object]:
         """Return the tier in the notation of rules."""
         values = self.cleaned_data
-        rates = split_text(values["rate"])
+        rates = split_text(values["rate"], ",")
         rate = rates[0] if len(rates) == 1 else rates
         tier: dict[str, object] = {"group": values["group"], "rate": rate}
         if values["burst"] is not None:

@@ -11,7 +11,6 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
-from django.urls import NoReverseMatch
 from django.utils.translation import gettext as _
 
 from ..extension import extensions
@@ -29,16 +28,6 @@ LETTERS = 12
 """Letters of a digest that stand for a client, as on the page of bans and in the command."""
 
 
-class ReadablePart(NamedTuple):
-    """A part of an identity in words.
-
-    - `url`: the page of the user, if the operator may see it.
-    """
-
-    words: str
-    url: str = ""
-
-
 def visible_name(request: HttpRequest, name: Iterable[Part]) -> Name:
     """Return the name of a client; empty if the user may not see it."""
     if not request.user.has_perm(SEE_NAMES):
@@ -46,10 +35,12 @@ def visible_name(request: HttpRequest, name: Iterable[Part]) -> Name:
     return list(name)
 
 
-def readable_parts(request: HttpRequest, named: Sequence[Name]) -> list[list[ReadablePart]]:
-    """Return the parts of identities as the pages show them. The users are read by one query."""
-    users = _find_users([value for name in named for kind, value in name if kind == "user"])
-    return [[_readable_part(request, kind, value, users) for kind, value in name] for name in named]
+def readable_names(names: Sequence[Name]) -> list[str]:
+    """Return the names of clients as the pages show them. The users are read by one query."""
+    users = _find_users([value for name in names for kind, value in name if kind == "user"])
+    return [
+        ", ".join([_readable_part(kind, value, users) for kind, value in name]) for name in names
+    ]
 
 
 def identity_words(name: Iterable[Part]) -> str:
@@ -93,11 +84,6 @@ def client_words(name: str, digest: str) -> str:
     return f"{name} ({short})"
 
 
-def link_words(parts: Iterable[ReadablePart], digest: str) -> str:
-    """Return a name for a client, by its readable parts."""
-    return client_words(", ".join(part.words for part in parts), digest)
-
-
 def _find_users(keys: Sequence[str]) -> dict[str, User]:
     """Return the users with these primary keys, by the keys. Some of the keys may be no keys."""
     model = get_user_model()
@@ -108,35 +94,22 @@ def _find_users(keys: Sequence[str]) -> dict[str, User]:
     return {str(user.pk): user for user in model._default_manager.filter(pk__in=valid)}
 
 
-def _readable_part(
-    request: HttpRequest, kind: str, value: str, users: Mapping[str, User]
-) -> ReadablePart:
-    """Return a part of an identity in words. A user in `users` is named, with a link."""
+def _readable_part(kind: str, value: str, users: Mapping[str, User]) -> str:
+    """Return a part of an identity in words. A user in `users` is named."""
     if kind == "user" and value in users:
-        user = _("user %(user)s") % {"user": users[value]}
-        return ReadablePart(user, _user_url(request, users[value]))
-    text = readable(value)
+        return _("user %(user)s") % {"user": users[value]}
+    value = readable(value)
     if kind == "ip":
-        return ReadablePart(text)
-    if kind and text == NOTHING:
-        return ReadablePart(_("no %(kind)s") % {"kind": key_label(kind)})
-    return ReadablePart(_part_words(kind, text))
+        return value
+    if kind and value == NOTHING:
+        return _("no %(kind)s") % {"kind": key_label(kind)}
+    return _part_words(kind, value)
 
 
 def _part_words(kind: str, value: str) -> str:
     if not kind:
         return value
     return f"{key_label(kind)} {value}"
-
-
-def _user_url(request: HttpRequest, user: User) -> str:
-    """Return the URL of a user's page; empty if the operator may see no such page."""
-    meta = user._meta
-    if not request.user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
-        return ""
-    with suppress(NoReverseMatch):
-        return admin_url(request, f"{meta.app_label}_{meta.model_name}_change", user.pk)
-    return ""
 
 
 class ClientLinks(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..identity import digest, secrets_by_id
-from ..identity.address import client_address, covers, parse_address
+from ..identity.address import client_address, covers
 from ..limits.limit import Limit
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitOverride
@@ -93,7 +93,7 @@ class OverrideForm(AskingForm):
         self._set_end(values)
         if values.get("effect") == "block":
             self._refuse_own(values)
-            warnings = override_confirmations(values.get("network", ""), own_proxy(self.request))
+            warnings = override_confirmations(values.get("network", ""))
             self.ask_to_confirm([("network", warning) for warning in warnings])
         return values
 
@@ -130,14 +130,6 @@ class OverrideForm(AskingForm):
                 )
 
 
-def own_proxy(request: HttpRequest) -> str | None:
-    """Return the address of the proxy that forwarded the request; None if no header names one."""
-    peer = parse_address(request.META.get("REMOTE_ADDR") or "")
-    if peer is None or not {"HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"} & request.META.keys():
-        return None
-    return str(peer)
-
-
 def own_digests(request: HttpRequest) -> set[str]:
     """Return the digests of the operator, for limits by user, by address and by both.
 
@@ -150,16 +142,10 @@ def own_digests(request: HttpRequest) -> set[str]:
     return {digest(identity, secret).decode() for identity in identities for secret in secrets}
 
 
-class LimitEffect(NamedTuple):
-    """A limit without and with an override, in words."""
-
-    name: str
-    before: str
-    after: str
-
-
-def override_effects(rule: str, effect: str, rate: str, burst: int | None) -> list[LimitEffect]:
-    """Return what a client gets under each limit that an override concerns.
+def override_effects(
+    rule: str, effect: str, rate: str, burst: int | None
+) -> list[tuple[str, str, str]]:
+    """Return each limit that an override concerns: its name, its words without and with it.
 
     Args:
         rule: The name of the rule or of the limit in the code; empty: all of them.
@@ -182,7 +168,7 @@ def override_effects(rule: str, effect: str, rate: str, burst: int | None) -> li
         else:
             after = _("every request is refused")
         before = add_tier(limit.reading, limit.limit)
-        effects.append(LimitEffect(place_words(limit.place), before, after))
+        effects.append((place_words(limit.place), before, after))
     return list(dict.fromkeys(effects))
 
 

@@ -11,7 +11,6 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
-from django.db import router, transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -38,8 +37,6 @@ from .pages import ActingAdmin, Context, View, may
 
 REPEATED = "_ratelimit_repeated"
 """Set on an override that was not added, because an equal one exists."""
-MAX_NAMED = 100
-"""Maximum number of overrides that the page before a deletion names."""
 
 
 class ActiveFilter(admin.SimpleListFilter):
@@ -117,14 +114,11 @@ class OverrideAdmin(ActingAdmin):
     @admin.action(description=gettext_lazy("End now"), permissions=["block"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:
         """End overrides in one change, with an entry for each in Django's log."""
-        overrides = RateLimitOverride.objects.filter(pk__in=queryset.values("pk"))
-        ending = list(overrides.lasting().select_related("user"))
-        with transaction.atomic(router.db_for_write(RateLimitOverride)):
-            RateLimitOverride.objects.filter(pk__in=[override.pk for override in ending]).update(
-                ends=timezone.now()
-            )
-            # One statement for Django's log, too: one for each row would outlast the request.
-            LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
+        overrides = RateLimitOverride.objects.filter(pk__in=queryset.values("pk")).lasting()
+        ending = list(overrides.select_related("user"))
+        overrides.update(ends=timezone.now())
+        # One statement for Django's log, too: one for each row would outlast the request.
+        LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
         messages.success(
             request,
             ngettext(
@@ -134,19 +128,6 @@ class OverrideAdmin(ActingAdmin):
             )
             % {"number": len(ending)},
         )
-
-    def get_deleted_objects(
-        self, objs: Iterable[RateLimitOverride], request: HttpRequest
-    ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
-        """Return what is deleted, by number if there are many. Nothing refers to overrides."""
-        rows = list(objs)
-        names = [str(row) for row in rows[:MAX_NAMED]]
-        if len(rows) > MAX_NAMED:
-            names.append("…")
-        missing = set()
-        if not self.has_delete_permission(request):
-            missing.add(str(self.opts.verbose_name))
-        return names, {str(self.opts.verbose_name_plural): len(rows)}, missing, []
 
     def added_views(self) -> Iterable[tuple[str, View, str]]:
         return [("effect/", self.effect_view, "effect")]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
-from django.contrib.admin.utils import flatten
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, transaction
 from django.db.models import Model
 from django.db.models.base import ModelBase
 from django.db.models.options import Options
-from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import SimpleTemplateResponse, TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -28,6 +26,7 @@ from ..models.rule import rules_database
 from ..publishing import triggers
 from ..store import page_deadline
 
+MAX_SEARCH_LENGTH = 500
 View = Callable[..., HttpResponse]
 Context = dict[str, Any]
 """The values that a template shows, by name."""
@@ -49,6 +48,11 @@ def admin_url(request: HttpRequest, name: str, *arguments: object) -> str:
     match = request.resolver_match
     site = match.namespace if match else None
     return reverse(f"admin:{name}", args=arguments, current_app=site)
+
+
+def search_text(request: HttpRequest) -> str:
+    """Return the text that a page is asked to search for."""
+    return request.GET.get("q", "").strip()[:MAX_SEARCH_LENGTH]
 
 
 def page_query(request: HttpRequest, **values: str) -> str:
@@ -94,34 +98,13 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Open the folded sections that have values."""
+        """Leave out the section “Confirm”, unless a warning asks for it."""
         adminform = context["adminform"]
-        adminform.fieldsets = list(_visible_sections(adminform.form, adminform.fieldsets))
+        if not getattr(adminform.form, "asks", False):
+            adminform.fieldsets = [
+                section for section in adminform.fieldsets if "confirm" not in section[1]["fields"]
+            ]
         return super().render_change_form(request, context, *args, **kwargs)
-
-
-def _visible_sections(
-    form: ModelForm[Model], sections: Iterable[tuple[Any, dict[str, Any]]]
-) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the sections of a form. None is folded if it has a value, or if the form was sent.
-
-    “Confirm” is only there if a warning asks for it.
-    """
-    for title, section in sections:
-        names = flatten(section["fields"])
-        if names == ["confirm"] and not getattr(form, "asks", False):
-            continue
-        classes = set(section.get("classes", ()))
-        if form.is_bound or any(_has_value(form, name) for name in names):
-            classes.discard("collapse")
-        yield title, {**section, "classes": sorted(classes)}
-
-
-def _has_value(form: ModelForm[Model], name: str) -> bool:
-    """Return whether a field differs from its value in a new row."""
-    new_row = vars(type(form.instance)())
-    value = form.initial.get(name, vars(form.instance).get(name))
-    return value not in (new_row.get(name), None, "", [])
 
 
 def audited(view: View) -> View:

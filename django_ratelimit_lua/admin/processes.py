@@ -9,7 +9,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
@@ -19,7 +19,7 @@ from ..exceptions import StoreError
 from ..models import RateLimitHost
 from ..models.audit import one_change
 from ..models.rule import rules_database
-from ..rules.provider import get_ruleset, load_ruleset
+from ..rules.provider import loaded_ruleset
 from ..rules.ruleset import Ruleset
 from ..views.call_sites import constant_limits, known_call_sites
 from .pages import Context, Page, may, may_see_rules, page_response
@@ -30,10 +30,8 @@ def has_split_limits() -> bool:
     sites = (site for name in known_call_sites.names() for site in known_call_sites.get(name))
     if any(limit.split for site in sites for limit in site.limits):
         return True
-    try:
-        return _has_split_rules(get_ruleset() or load_ruleset())
-    except (ImproperlyConfigured, StoreError):  # Other pages report it.
-        return False
+    ruleset = loaded_ruleset()
+    return ruleset is not None and _has_split_rules(ruleset)
 
 
 @lru_cache(maxsize=1)  # Each page of the admin calls it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from argparse import Action, ArgumentError, ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from http.cookies import CookieError
@@ -27,7 +27,7 @@ from ..limits.rate import SECOND, LimitError, duration, time_us
 from ..operations.explain import Explanation
 from ..operations.formatting import local_moment
 from ..operations.subjects import Subject, find_user
-from .verbs import Argument, VerbOptions
+from .verbs import VerbOptions
 
 if TYPE_CHECKING:
     from django.test import RequestFactory
@@ -48,20 +48,6 @@ Fields = Sequence[tuple[str, str]]
 """Values that a client sends, in headers, cookies, the query and the body, and values of registered
 keys: `[("header:X-API-Key", "k"), ("get:q", "x"), ("post:username", "ada"), ("tenant", "acme")]`.
 """
-
-
-class StoreOnce(Action):
-    """Stores a value, like argparse's `store`. A repeated option is an error."""
-
-    is_given = False
-
-    def __call__(
-        self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
-    ) -> None:
-        if option and self.is_given:
-            raise ArgumentError(self, "is given twice; give it once")
-        self.is_given = True
-        setattr(namespace, self.dest, values)
 
 
 def add_subject(parser: ArgumentParser) -> None:
@@ -91,29 +77,24 @@ def add_request(parser: ArgumentParser) -> None:
     _add_fields(parser.add_argument)
 
 
-def add_length(*, default: str | None = None) -> Argument:
+def add_length(parser: ArgumentParser) -> None:
     """Add the options for a duration."""
-
-    def add(parser: ArgumentParser) -> None:
-        group = parser.add_mutually_exclusive_group(required=default is None)
-        text = "30m, 1h, 7d … (default: %(default)s)"
-        group.add_argument("--for", dest="period", default=default, metavar="TIME", help=text)
-        group.add_argument("--for-good", action="store_true", help="without an end")
-
-    return add
+    group = parser.add_mutually_exclusive_group()
+    text = "30m, 1h, 7d … (default: %(default)s)"
+    group.add_argument("--for", dest="period", default="1h", metavar="TIME", help=text)
+    group.add_argument("--for-good", action="store_true", help="without an end")
 
 
-def parse_seconds(option: str, period: str, otherwise: str = "") -> int:
+def parse_seconds(option: str, period: str) -> int:
     """Return the seconds of a duration such as 30m.
 
     Raises:
-        CommandError: The duration is invalid. The message begins with the option, and ends with
-            the text `otherwise`.
+        CommandError: The duration is invalid. The message begins with the option.
     """
     try:
         return time_us(duration(period)) // SECOND
     except LimitError as error:
-        raise CommandError(f"{option} {error}{otherwise}") from None
+        raise CommandError(f"{option} {error}") from None
 
 
 def format_moment(moment: datetime.datetime | None) -> str:

@@ -205,26 +205,14 @@ def apply(changes: Sequence[RuleChange]) -> None:
     with one_change(router.db_for_write(RateLimitRule)):
         stored = rules.in_bulk([change.name for change in changes], field_name="name")
         rows = []
-        columns: set[str] = set()
         for change in changes:
             if change.after is not None:
                 row = stored.pop(change.name, RateLimitRule())
                 row.assign(change.after)
                 rows.append(row)
-                columns |= _changed_columns(change.before or change.after, change.after)
-        if columns:
-            rules.bulk_update([row for row in rows if row.pk], columns)
+        rules.bulk_update([row for row in rows if row.pk], [*COLUMNS, "options"])
         rules.bulk_create([row for row in rows if row.pk is None])
         rules.filter(name__in=stored).delete()
-
-
-def _changed_columns(old: Spec, new: Spec) -> set[str]:
-    """Return the columns of a row that differ. An update of all of them takes four times longer."""
-    return {
-        name if name in COLUMNS else "options"
-        for name in {*old, *new}
-        if old.get(name) != new.get(name)
-    }
 
 
 def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]:

@@ -123,17 +123,13 @@ class AuditedQuerySet(models.QuerySet[M]):
             before = specs_of(self.model, rows, self.db)
             token = _deleting.set(self.model)
             try:
-                deleted = self.delete_rows(rows)
+                deleted = super().delete()
             finally:
                 _deleting.reset(token)
             record_changes(self.db, before, {})
             return deleted
 
     delete.queryset_only = True  # type: ignore[attr-defined]
-
-    def delete_rows(self, rows: Sequence[M]) -> tuple[int, dict[str, int]]:
-        """Delete the rows of this queryset, which are recorded."""
-        return super().delete()
 
     def bulk_create(self, objs: Iterable[M], batch_size: int | None = None) -> list[M]:  # type: ignore[override]
         """Create rows, without options for conflicts, because their effect cannot be recorded."""

@@ -11,8 +11,7 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
-from django.db import connections, models
-from django.db.models.signals import post_delete, pre_delete
+from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -48,8 +47,6 @@ ONE_SUBJECT = _(
 NEEDS_RULE = _("Another limit is for one rule: enter its name.")
 MAX_DIGEST_DAYS = 30
 """Maximum days of an override about a digest, because its client is unknown."""
-MAX_DELETED = 10_000
-"""Rows that one statement deletes if the database sets no lower bound."""
 FIRST_YEAR = 1972
 LAST_YEAR = 9600
 """Leap years, so that every day can be moved into them."""
@@ -61,21 +58,6 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
     def lasting(self) -> OverrideQuerySet:
         """Return the overrides that have not ended."""
         return self.filter(models.Q(ends=None) | models.Q(ends__gt=timezone.now()))
-
-    def delete_rows(self, rows: Sequence[RateLimitOverride]) -> tuple[int, dict[str, int]]:
-        """Delete rows in few statements, as nothing refers to overrides.
-
-        Django's own deletion has a statement for each hundred rows.
-        """
-        for row in rows:
-            pre_delete.send(self.model, instance=row, using=self.db, origin=self)
-        size = connections[self.db].features.max_query_params or MAX_DELETED
-        for start in range(0, len(rows), size):
-            keys = [row.pk for row in rows[start : start + size]]
-            self.model._base_manager.using(self.db).filter(pk__in=keys)._raw_delete(self.db)
-        for row in rows:
-            post_delete.send(self.model, instance=row, using=self.db, origin=self)
-        return len(rows), {self.model._meta.label: len(rows)}
 
     def active(self) -> OverrideQuerySet:
         """Return the overrides that are in force now."""

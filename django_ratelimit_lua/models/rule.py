@@ -178,7 +178,7 @@ class RateLimitRule(AuditedModel):
         self.options = {
             name: value
             for name, value in spec.items()
-            if name not in COLUMNS and (_is_set(value) or has_value(name, value))
+            if name not in COLUMNS and (is_set(value) or has_value(name, value))
         }
         if "algorithm" in self.options:
             algorithm = self.options["algorithm"]
@@ -196,7 +196,7 @@ class RateLimitRule(AuditedModel):
         return {
             field: values[field]
             for field in ordered
-            if _is_set(values.get(field)) or has_value(field, values.get(field))
+            if is_set(values.get(field)) or has_value(field, values.get(field))
         }
 
     def _value_of(self, column: str) -> Any:
@@ -204,7 +204,7 @@ class RateLimitRule(AuditedModel):
         value = getattr(self, column)
         if column not in _SEPARATORS:
             return value
-        parts = _different_parts(value, _SEPARATORS[column].strip(" "))
+        parts = split_text(value, _SEPARATORS[column])
         is_single = len(parts) == 1 and not parts[0].startswith("group:")
         if is_single and column != "method":
             return parts[0]
@@ -296,7 +296,7 @@ def _is_in_code(name: str) -> bool:
 
 def _column_value(column: str, value: object) -> object:
     """Return the value of a column for the value of a spec, such as one text for a list."""
-    if not _is_set(value):
+    if not is_set(value):
         return _DEFAULTS.get(column, "")
     if column not in _SEPARATORS:
         return value
@@ -304,12 +304,12 @@ def _column_value(column: str, value: object) -> object:
     return text.upper() if column == "method" else text
 
 
-def _different_parts(text: str, separator: str) -> list[str]:
-    """Return the different parts of a column's text, without empty ones."""
-    parts = map(str.strip, text.split(separator))
+def split_text(text: str, separator: str) -> list[str]:
+    """Return the different parts of a text between separators, without empty ones."""
+    parts = map(str.strip, text.split(separator.strip(" ")))
     return list(dict.fromkeys(filter(None, parts)))
 
 
-def _is_set(value: object) -> bool:
+def is_set(value: object) -> bool:
     """Return whether a field has a value: neither empty nor false."""
     return value not in (None, "", [], (), {}) and value is not False

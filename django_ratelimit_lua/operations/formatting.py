@@ -8,7 +8,7 @@ import re
 from django.utils import formats, timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 
 from ..limits.rate import SECOND
 
@@ -32,48 +32,6 @@ def count_words(number: int, noun: str) -> str:
     ('1 line', '1,234 lines')
     """
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def clients_words(number: int) -> str:
-    """Return an approximate number of clients, in words.
-
-    >>> clients_words(1), clients_words(2)
-    ('about 1 client', 'about 2 clients')
-    """
-    return ngettext("about %(number)s client", "about %(number)s clients", number) % {
-        "number": number_words(number)
-    }
-
-
-def share_words(share: float) -> str:
-    """Return a share in percent, in which a small share is not shown as 0.
-
-    >>> share_words(0.5), share_words(0.00001), share_words(0)
-    ('50%', '< 0.1%', '0%')
-    """
-    percent = share * 100
-    if 0 < percent < 0.1:
-        return gettext("< %(share)s%%") % {"share": formats.number_format(0.1)}
-    digits = int(0 < percent < 9.95)
-    # Rounded first, as Django cuts digits off.
-    return gettext("%(share)s%%") % {"share": formats.number_format(round(percent, digits), digits)}
-
-
-def between_words(minimum: int, maximum: int) -> str:
-    """Return a number with its error from its bounds: "38 ± 2".
-
-    >>> between_words(38, 38), between_words(36, 40)
-    ('38', '38 ± 2')
-    """
-    error = -(-(maximum - minimum) // 2)
-    if not error:
-        return number_words(maximum)
-    return f"{number_words(maximum - error)} ± {number_words(error)}"
-
-
-def milliseconds_words(seconds: float) -> str:
-    """Return the time of a decision, as the upper bound of its bucket."""
-    return gettext("%(number)s ms") % {"number": formats.number_format(f"{seconds * 1000:g}")}
 
 
 def readable(text: str) -> str:

@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import DatabaseError, transaction
 from django.db.models import F
@@ -107,9 +107,8 @@ class Section:
         if row["client_digest"]:
             keys = [client_key(row["client_digest"])]
         elif row["network"]:
-            network = _network_place(row["network"])
-            kind = network.kind
-            keys = [network.key]
+            kind, key = _network_place(row["network"])
+            keys = [key]
             self._networks[kind] = None
         elif row["user_id"] is not None:
             keys = [value_key(kind, subject) for subject in _user_digests(row, secrets)]
@@ -136,20 +135,13 @@ class Section:
         }
 
 
-class _NetworkPlace(NamedTuple):
-    """The kind of a network, and the key of its overrides."""
-
-    kind: str
-    key: str
-
-
 @lru_cache(maxsize=32_768)
-def _network_place(text: str) -> _NetworkPlace:
-    """Return where the overrides of a network are published; cached."""
+def _network_place(text: str) -> tuple[str, str]:
+    """Return the kind of a network, and the key under which its overrides are published; cached."""
     network = parse_network(text)
     kind = network_kind(network.version, network.prefixlen)
     prefix = int(network.network_address) >> (network.max_prefixlen - network.prefixlen)
-    return _NetworkPlace(kind, network_key(kind, prefix))
+    return kind, network_key(kind, prefix)
 
 
 def _user_digests(row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> Sequence[str]:

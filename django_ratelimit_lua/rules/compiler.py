@@ -128,22 +128,16 @@ class _SpecCompiler:
     def check_values(self) -> None:
         """Check the values that need no other field."""
         for field, value in self.spec.items():
-            # Nearly every value is a number, or text that may be written anywhere.
-            is_text = isinstance(value, str) and value.isprintable() and value == value.strip()
-            if not is_text and not isinstance(value, (int, float, NoneType)):
-                for text in _texts_in(value):
-                    self.attempt(field, self.check_text, field, text)
+            for text in _texts_in(value):
+                self.attempt(field, self.check_text, field, text)
         for field, check in _CHECKS.items():
             if field in self.spec:
                 self.attempt(field, self.check_value, field, check)
         if not self.plain:
             return
         for field, maximum in MAX_LENGTHS.items():
-            value = self.spec.get(field)
-            # Nearly every value is a short text, which needs no call.
-            is_short = not value or (isinstance(value, str) and len(value) <= maximum)
-            if not is_short:
-                self.attempt(field, self.check_length, value, maximum)
+            if self.spec.get(field):
+                self.attempt(field, self.check_length, self.spec[field], maximum)
 
     def check_exemption(self) -> None:
         """Check that an exemption is not for all requests, and its fields that have no effect."""

@@ -118,10 +118,8 @@ class PathPattern:
         return positions | (positions & stars) << 1
 
 
-@lru_cache(maxsize=4096)
-def path_pattern(text: str) -> PathPattern:
-    """Return the pattern for a text; cached."""
-    return PathPattern(text)
+path_pattern = lru_cache(maxsize=4096)(PathPattern)
+"""Returns the pattern for a text; cached."""
 
 
 def method_name(name: object) -> str:

@@ -292,11 +292,8 @@ class Overrides:
         """
         secrets = self._secrets if kind == USER else self._value_secrets
         for secret in secrets:
-            yield from self.find_by_digest(kind, digest(identity, secret))
-
-    def find_by_digest(self, kind: str, subject: bytes) -> Sequence[Override]:
-        """Return the overrides of a user, or of the value of a field, by its digest."""
-        return self._parse_entries(value_key(kind, subject.decode()), kind, subject)
+            subject = digest(identity, secret)
+            yield from self._parse_entries(value_key(kind, subject.decode()), kind, subject)
 
     def find_by_client(self, subject: bytes) -> Sequence[Override]:
         """Return the overrides of the client with a digest."""
@@ -374,15 +371,12 @@ def lookup_field(kind: str) -> str:
     return kind
 
 
-def is_field(kind: str) -> bool:
-    """Return whether a kind of client is the value of a field."""
-    return split_field(kind) is not None
-
-
 def is_kind(kind: object) -> bool:
     """Return whether overrides can be published by this value of a request.
 
     >>> is_kind("header:X-API-Key"), is_kind("exact:get:q"), is_kind("os.system"), is_kind("user")
     (True, True, False, True)
     """
-    return isinstance(kind, str) and (kind in (USER, NETWORK, DIGEST) or is_field(kind))
+    if not isinstance(kind, str):
+        return False
+    return kind in (USER, NETWORK, DIGEST) or split_field(kind) is not None

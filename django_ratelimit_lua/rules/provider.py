@@ -398,12 +398,12 @@ def _choose_snapshot(ruleset: Ruleset | None, deadline: Deadline) -> _Choice:
     return _Choice(best._replace(revision=revision), is_provisional=from_database is None)
 
 
-def reload_ruleset(deadline: Deadline | None = None) -> Ruleset:
+def reload_ruleset() -> Ruleset:
     """Load the published rules again, and return them.
 
     This function blocks, and raises `ImproperlyConfigured` for the rules of the settings.
     """
-    return load_ruleset(StaleRules(UNKNOWN), deadline)
+    return load_ruleset(StaleRules(UNKNOWN))
 
 
 def refresh_ruleset(deadline: Deadline | None = None) -> Ruleset:
@@ -414,7 +414,7 @@ def refresh_ruleset(deadline: Deadline | None = None) -> Ruleset:
     """
     ruleset = _ruleset
     if ruleset is None or ruleset.fence is None or not compare_with_published(loads=False):
-        return reload_ruleset(deadline)
+        return load_ruleset(StaleRules(UNKNOWN), deadline)
     return ruleset
 
 
@@ -429,7 +429,7 @@ def compare_with_published(*, loads: bool) -> bool:
     mark_stale()
     if not loads:
         return False
-    reload_ruleset(Deadline(ASK_SECONDS))
+    load_ruleset(StaleRules(UNKNOWN), Deadline(ASK_SECONDS))
     if _confirm_published(_ruleset):
         return True
     mark_stale()

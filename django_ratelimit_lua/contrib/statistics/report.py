@@ -9,15 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django.utils import timezone
+from django.utils import formats, timezone
 from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...models import RateLimitRule
 from ...models.rule import rules_database
-from ...operations.formatting import number_words, share_words
+from ...operations.formatting import number_words
 from ...operations.known_limits import limits_named, names_in_code
 from ...rules.rule import Spec, is_storable
 from ...rules.ruleset import settings_rules
@@ -305,3 +306,17 @@ def _draw_path(steps: Sequence[Mapping[str, int]], result: str, most: int) -> st
             height = max(MIN_HEIGHT, 100 * step[result] / most)
             path += f"M{10 * place + 1} 100v{-height:.1f}h8v{height:.1f}z"
     return path
+
+
+def share_words(share: float) -> str:
+    """Return a share in percent, in which a small share is not shown as 0.
+
+    >>> share_words(0.5), share_words(0.00001), share_words(0)
+    ('50%', '< 0.1%', '0%')
+    """
+    percent = share * 100
+    if 0 < percent < 0.1:
+        return _("< %(share)s%%") % {"share": formats.number_format(0.1)}
+    digits = int(0 < percent < 9.95)
+    # Rounded first, as Django cuts digits off.
+    return _("%(share)s%%") % {"share": formats.number_format(round(percent, digits), digits)}

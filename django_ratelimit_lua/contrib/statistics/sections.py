@@ -13,24 +13,16 @@ from django.utils import formats
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
-from ...admin.identities import client_links, readable_parts, visible_name
+from ...admin.identities import client_links, readable_names, visible_name
 from ...admin.limits import limit_url
 from ...admin.pages import Context, may_see_rules
 from ...conf import conf
 from ...extension import ClientRecord, Section
 from ...models import RateLimitRule
 from ...models.rule import rules_database
-from ...operations.formatting import (
-    between_words,
-    breakable,
-    clients_words,
-    milliseconds_words,
-    moment_words,
-    number_words,
-    share_words,
-)
+from ...operations.formatting import breakable, moment_words, number_words
 from ...operations.known_limits import place_words
 from ...rules.rule import is_storable
 from . import reading
@@ -54,6 +46,7 @@ from .report import (
     read_stored_timeline,
     read_timelines,
     result_words,
+    share_words,
     span_of,
 )
 
@@ -310,8 +303,8 @@ def _client_rows(
     named = [(client.digest, label) for client, label in zip(clients, labels, strict=True)]
     links = client_links(request, named, name, rule)
     rows = []
-    for client, parts, link in zip(clients, readable_parts(request, labels), links, strict=True):
-        context = {"parts": parts, "links": link}
+    for client, label, link in zip(clients, readable_names(labels), links, strict=True):
+        context = {"name": label, "links": link}
         words, actions = (
             render_to_string(f"admin/django_ratelimit_lua/client_{part}.html", context, request)
             for part in ("name", "acts")
@@ -436,3 +429,31 @@ def _client_row(
     if refused and read_timelines([name], "day")[name].refusals == "would_be_refused":
         refused_words = f"{RESULT_NAMES['would_be_refused']}: {refused_words}"
     return [link, refused_words, between_words(*used.bounds) if used else "—"]
+
+
+def clients_words(number: int) -> str:
+    """Return an approximate number of clients, in words.
+
+    >>> clients_words(1), clients_words(2)
+    ('about 1 client', 'about 2 clients')
+    """
+    return ngettext("about %(number)s client", "about %(number)s clients", number) % {
+        "number": number_words(number)
+    }
+
+
+def between_words(minimum: int, maximum: int) -> str:
+    """Return a number with its error from its bounds: "38 ± 2".
+
+    >>> between_words(38, 38), between_words(36, 40)
+    ('38', '38 ± 2')
+    """
+    error = -(-(maximum - minimum) // 2)
+    if not error:
+        return number_words(maximum)
+    return f"{number_words(maximum - error)} ± {number_words(error)}"
+
+
+def milliseconds_words(seconds: float) -> str:
+    """Return the time of a decision, as the upper bound of its bucket."""
+    return _("%(number)s ms") % {"number": formats.number_format(f"{seconds * 1000:g}")}

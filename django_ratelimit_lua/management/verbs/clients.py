@@ -139,7 +139,7 @@ def _list_overrides(command: Printer, options: VerbOptions) -> None:
     "refuse all requests of a user, an address or network, a value of a field or key, or a client "
     "with a digest",
     add_subject,
-    add_length(default="1h"),
+    add_length,
     argument(
         "--rule",
         metavar="NAME",
@@ -157,7 +157,7 @@ def _block_client(command: Printer, options: VerbOptions) -> None:
         raise CommandError(f"--rule {rule!r}: no rule or limit in the code has this name")
     seconds = None
     if not options["for_good"]:
-        seconds = parse_seconds("--for", options["period"], "; or use --for-good")
+        seconds = parse_seconds("--for", options["period"])
     override = subject.make_override("block", seconds, rule=rule, reason=options["reason"])
     require_confirmation(options, override_confirmations(subject.address))
     existing = add_override(override)

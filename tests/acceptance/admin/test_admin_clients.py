@@ -346,15 +346,13 @@ def test_nonsense_finds_nothing_and_the_page_reports_it(operator: Client, words:
     assert "No results match the search" in page_text(find(operator, words, OVERRIDES))
 
 
-def test_a_network_without_known_clients_shows_how_many_overrides_concern_it(
+def test_a_network_without_known_clients_links_the_overrides_that_concern_it(
     operator: Client,
 ) -> None:
-    """They are linked for operators who may see them."""
+    """The link is for operators who may see them."""
     RateLimitOverride.objects.create(network="127.6.6.0/24", effect="block")
-    RateLimitOverride.objects.create(network="127.6.6.9", effect="exempt")
-    RateLimitOverride.objects.create(network="127.7.7.0/24", effect="block")
     shown = page_text(find(operator, "127.6.6.0/24"))
-    assert "Overrides of this network (2)" in shown
+    assert "Overrides of this network" in shown
     assert "No client of the network 127.6.6.0/24 is known." in shown
     assert "no ban, override" not in shown
     reader = staff("view_ratelimitrule", "view_identities", name="reader")
