@@ -86,6 +86,7 @@ class CircuitBreaker:
         probes: int = 3,
         fallback: object = NO_FALLBACK,
     ) -> None:
+        """Check the arguments. Breakers with the same name share their state."""
         if apps.ready and not is_installed("breakers"):
             raise ImproperlyConfigured(f"{install_hint('breakers')}, to use circuit breakers.")
         self.name = name
@@ -200,9 +201,7 @@ class CircuitBreaker:
                     raise
                 return await afall_back(self.fallback, error, *args, **kwargs)
 
-        if is_async:
-            return cast(F, aguarded)
-        return cast(F, guarded)
+        return cast(F, aguarded if is_async else guarded)
 
 
 class Call:

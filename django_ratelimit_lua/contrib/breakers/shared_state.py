@@ -106,6 +106,7 @@ class SharedState:
     """
 
     def __init__(self, name: str, thresholds: Thresholds, failures: int | None) -> None:
+        """Begin closed, without counts. `failures` in a row open the breaker (None: no number)."""
         self.name = name
         self.tag = tag_of(name)
         self._failures = failures
@@ -154,7 +155,7 @@ class SharedState:
     # Calls
 
     def allow_by_received_state(self) -> Ticket | None:
-        """Return the ticket of a call if the breaker is known to be closed.
+        """Record a use, and return the ticket of a call if the breaker is known to be closed.
 
         Return None if the state must be requested. Raise `CircuitOpen` if it is known to be open.
         """
@@ -194,9 +195,7 @@ class SharedState:
         """Count a call that has ended. Return the result to report at once, or an empty string."""
         self._is_used = True
         if ticket.is_probe:
-            if is_failure:
-                return b"failed"
-            return b"ok"
+            return b"failed" if is_failure else b"ok"
         with self._lock:
             if ticket != self._ticket:
                 return b""  # It was allowed before the state changed.
@@ -233,26 +232,19 @@ class SharedState:
         asks: bool = False,
         deadline: Deadline | None = None,
     ) -> Waiting[Ticket | None]:
-        """Call the script and use its reply. Return the ticket of a probe, if it grants one.
+        """Call the script and use its reply. Return the ticket of a probe; None if it grants none.
 
         `asks`: whether to request a probe. If Redis is unavailable, calls are allowed for a while.
         """
         arguments = self._take_arguments(version, result, asks)
         store = get_store(background=deadline is not None)
-        deadline = deadline or Deadline(conf.TIMEOUT)
-        keys = [state_key(self.tag)]
+        call = (PROGRAM, [state_key(self.tag)], arguments, deadline or Deadline(conf.TIMEOUT))
         sent_at = Clock.monotonic()
         try:
-            reply = yield Wait(
-                partial(store.run, PROGRAM, keys, arguments, deadline),
-                partial(store.arun, PROGRAM, keys, arguments, deadline),
-            )
+            reply = yield Wait(partial(store.run, *call), partial(store.arun, *call))
         except StoreError as error:
             logger.debug("The breaker %r cannot be requested: %s", self.name, error)
-            with self._lock:
-                now = Clock.monotonic()
-                if now >= self._until:
-                    self._decide_until(now + OUTAGE_SECONDS, allows=True)
+            self._allow_during_outage()
             return None
         state, new_version, wait, is_probe, is_changed = reply
         self._receive(state.decode(), new_version, wait / SECOND, sent_at)
@@ -262,6 +254,13 @@ class SharedState:
         if is_probe:
             return Ticket(new_version, is_probe=True)
         return None
+
+    def _allow_during_outage(self) -> None:
+        """Allow calls for a while, unless a received state still decides them."""
+        with self._lock:
+            now = Clock.monotonic()
+            if now >= self._until:
+                self._decide_until(now + OUTAGE_SECONDS, allows=True)
 
     def _take_arguments(self, version: int, result: bytes, asks: bool) -> list[bytes]:
         """Return the arguments of the script, and begin new counts."""
@@ -309,10 +308,10 @@ class SharedState:
                 self._calls = self._failed = self._failed_in_row = 0
             self.state = state
             self._received_at = sent_at
-            if state == "closed":
-                wait = self._trust_seconds
+            is_closed = state == "closed"
+            seconds = self._trust_seconds if is_closed else wait
             if not self.forced:
-                self._decide_until(sent_at + wait, allows=state == "closed")
+                self._decide_until(sent_at + seconds, allows=is_closed)
 
     def _decide_until(self, until: float, *, allows: bool) -> None:
         """Allow or stop calls without a request until a moment (monotonic)."""

@@ -215,7 +215,8 @@ def log_in(request: Any, user: ReportedUser) -> None:
     async def auser() -> Any:
         return request.user
 
-    request.user, request.auser = user, auser
+    request.user = user
+    request.auser = auser
 
 
 def load_user(request: Any) -> None:
@@ -261,23 +262,23 @@ def find_possible_paths(path: str) -> tuple[str, ...]:
     >>> sorted(find_possible_paths(r"/x/..\api"))
     ['/api', '/x/..\\api']
     """
-    path = path.encode("latin-1", "replace").decode("latin-1")
-    if not _AMBIGUOUS.search(path):
-        return (_decode(path),)
-    separators = re.findall(r"[/\\]|%2f|%5c", path, _FLAGS)
-    if len(path) > MAX_PATH_LENGTH or len(separators) > MAX_SEGMENTS:
+    written = path.encode("latin-1", "replace").decode("latin-1")
+    if not _AMBIGUOUS.search(written):
+        return (_decode(written),)
+    separators = re.findall(r"[/\\]|%2f|%5c", written, _FLAGS)
+    if len(written) > MAX_PATH_LENGTH or len(separators) > MAX_SEGMENTS:
         raise ValueError(
             f"an ambiguous path of more than {MAX_SEGMENTS} segments or {MAX_PATH_LENGTH} "
             "characters"
         )
-    encoded = {re.sub("%2e", ".", path, flags=_FLAGS)}
+    encoded = {re.sub("%2e", ".", written, flags=_FLAGS)}
     for pattern, replacement in _REPLACEMENTS:
-        encoded |= {re.sub(pattern, replacement, each, flags=_FLAGS) for each in encoded}
-    sent = _decode(path.partition("#")[0])
+        encoded |= {re.sub(pattern, replacement, variant, flags=_FLAGS) for variant in encoded}
+    sent = _decode(written.partition("#")[0])
     paths = [remove_dot_segments(sent), sent]
-    for each in sorted(encoded):
-        paths.append(_decode(remove_dot_segments(each)))
-        paths.append(_decode(remove_dot_segments(each, removes_empty=False)))
+    for variant in sorted(encoded):
+        paths.append(_decode(remove_dot_segments(variant)))
+        paths.append(_decode(remove_dot_segments(variant, removes_empty=False)))
     return tuple(dict.fromkeys(paths))
 
 

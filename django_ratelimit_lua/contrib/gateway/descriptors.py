@@ -157,7 +157,7 @@ def _index_rules(ruleset: Ruleset) -> Mapping[object, Sequence[tuple[DescriptorP
 
 
 def find_rule(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
-    """Return the rule for a descriptor: the most specific one that matches."""
+    """Return the most specific rule that matches a descriptor; None if no rule does."""
     keys, values = zip(*entries, strict=True)
     for first in (values[0], ANY):
         for pattern, rule in _index_rules(ruleset).get((keys, first), ()):

@@ -118,9 +118,7 @@ class _CheckPlanner(RequestPlanner):
 def _find_places(request: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | None:
     """Return the rules as the one place of a request; None if the request is exempt."""
     rules = _find_rules(request, ruleset)
-    if rules is None:
-        return None
-    return [Place(rules)]
+    return None if rules is None else [Place(rules)]
 
 
 def _find_rules(request: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:

@@ -77,8 +77,8 @@ async def _answer_call(message: bytes, context: Any) -> bytes:
     """Answer a call of `ShouldRateLimit`, if its metadata contains a secret."""
     metadata = context.invocation_metadata()
     # Repeated values are joined, as over HTTP.
-    given = ",".join([value for key, value in metadata if key == SECRET_HEADER.lower()])
-    secret_name = authenticate(given, PROTOCOL, context.peer())
+    secret = ",".join([value for key, value in metadata if key == SECRET_HEADER.lower()])
+    secret_name = authenticate(secret, PROTOCOL, context.peer())
     if secret_name is None:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "a secret of this site is required")
     try:

@@ -50,20 +50,20 @@ def first_secret_for(purpose: str) -> str:
     raise ValueError(f"RATELIMIT_GATEWAY_SECRET has no secret for {purpose}")
 
 
-def authenticate(given: str, purpose: str, peer: object) -> str | None:
-    """Return the name of the given secret if it permits this purpose, otherwise None.
+def authenticate(text: str, purpose: str, peer: object) -> str | None:
+    """Return the name of the secret with this text if it permits this purpose, otherwise None.
 
     The first use of a secret and the first refusal of each kind are logged.
 
     Args:
-        given: The secret of a request.
+        text: The secret of a request.
         purpose: `CHECK` or `PROTOCOL`.
         peer: The address of the client, for the log.
     """
     matching = None
     # All secrets are compared, so that the time does not reveal which one is in use.
     for secret in settings.GATEWAY_SECRET or ():
-        if compare_digest(given.encode(), secret.text.encode()):
+        if compare_digest(text.encode(), secret.text.encode()):
             matching = secret
     if matching is None:
         log_once(purpose, logging.WARNING, _MISSING, peer)

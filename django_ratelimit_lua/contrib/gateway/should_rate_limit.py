@@ -67,6 +67,7 @@ class DescriptorRequest(HttpRequest):
     """The values of a descriptor as a request, for keys and overrides that read requests."""
 
     def __init__(self, requested: DescriptorCharge) -> None:
+        """Set what the entries contain. The domain is the host, and the path without an entry."""
         super().__init__()
         values = dict(requested.entries)
         log_in(self, ReportedUser(values.get("user", "")))
@@ -135,7 +136,11 @@ class _DescriptorPlanner(Planner):
         self._results = results
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
-        """Find the charges and overrides of each descriptor."""
+        """Find the rule, the charges and the overrides of each descriptor."""
+        for result in self._results:
+            requested = result.requested
+            if requested.rate is None:
+                result.rule = find_rule(ruleset, requested.domain, requested.entries)
         self.set_parties([_build_party(result, ruleset, self.is_hit) for result in self._results])
         return ()
 
@@ -174,7 +179,7 @@ def _results_of(decided: DecidedCharge) -> Sequence[DescriptorResult]:
 
 def _build_party(result: DescriptorResult, ruleset: Ruleset, is_hit: bool) -> Party:
     """Return the charges of a descriptor, and the overrides that apply to them."""
-    charges = _build_charges(result, ruleset)
+    charges = _build_charges(result)
     overrides: Sequence[Override] = ()
     fields = override_fields(ruleset.overrides, charges, True)
     if fields:
@@ -183,10 +188,10 @@ def _build_party(result: DescriptorResult, ruleset: Ruleset, is_hit: bool) -> Pa
     return Party(charges, overrides, is_hit, (result,))
 
 
-def _build_charges(result: DescriptorResult, ruleset: Ruleset) -> list[DecidedCharge]:
-    """Return the charges of a descriptor, by the rate that the request brings or by a rule.
+def _build_charges(result: DescriptorResult) -> list[DecidedCharge]:
+    """Return the charges of a descriptor, by the rate that the request brings or by its rule.
 
-    The rule is stored in `result`. Without a rule, or if it exempts, there are no charges.
+    Without a rule, or if it exempts, there are no charges.
     """
     requested = result.requested
     identity = requested.identity()
@@ -194,20 +199,18 @@ def _build_charges(result: DescriptorResult, ruleset: Ruleset) -> list[DecidedCh
         keys = tuple([key for key, _ in requested.entries])
         limit = _build_limit(requested.domain, keys, requested.rate, conf.ALGORITHM)
         return [_build_charge(result, limit, identity, requested.hits)]
-    result.rule = find_rule(ruleset, requested.domain, requested.entries)
-    if result.rule is None or result.rule.template is None:
+    rule = result.rule
+    if rule is None or rule.template is None:
         return []
-    rule, template = result.rule, result.rule.template
+    template = rule.template
     if template.key is not None:
         identity = template.key.read(rule.name, result.request, result.request.user)
     limits = template.limits(rule.name)
     has_bans = any(limit.ban is not None for limit in limits)
     if has_bans and (identity is None or is_never_banned(result.request)):
         limits = tuple([limit.without_bans() for limit in limits])
-    cost = 1
-    if isinstance(template.cost, int):
-        cost = template.cost
-    cost = min(cost * requested.hits, MAX_COST)
+    unit_cost = template.cost if isinstance(template.cost, int) else 1
+    cost = min(unit_cost * requested.hits, MAX_COST)
     return [_build_charge(result, limit, identity, cost, rule) for limit in limits]
 
 
@@ -230,7 +233,7 @@ def _compose_response(results: Sequence[DescriptorResult], decision: Decision) -
     response = protocol.Response(overall_code=protocol.OK)
     headers: Mapping[str, str] = limit_headers(decision, conf.HEADERS or "ietf")
     if not decision.allowed:
-        request = _refused_request(results)
+        request = _prepare_refused_request(results)
         refusal = OverLimitRefusal(**vars(refusal_of(request, decision)))
         answer = compose_refusal(request, refusal)
         headers = answer.headers
@@ -243,8 +246,8 @@ def _compose_response(results: Sequence[DescriptorResult], decision: Decision) -
     return response
 
 
-def _refused_request(results: Sequence[DescriptorResult]) -> DescriptorRequest:
-    """Return the request of the first refused descriptor, with the client's accept headers."""
+def _prepare_refused_request(results: Sequence[DescriptorResult]) -> DescriptorRequest:
+    """Add the client's accept headers to the request of the first refused descriptor; return it."""
     refused = next((result for result in results if result.is_refused), results[0])
     for result in results:
         for header in _ACCEPT_HEADERS:

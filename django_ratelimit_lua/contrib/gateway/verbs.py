@@ -169,9 +169,7 @@ class Address(NamedTuple):
 
 def _read_listen_address(text: str) -> Address:
     """Return an address to listen on. A port alone stands for all addresses of the host."""
-    if text.startswith(":"):
-        text = f"0.0.0.0{text}"
-    return _read_address(text)
+    return _read_address(f"0.0.0.0{text}" if text.startswith(":") else text)
 
 
 def _read_address(text: str) -> Address:

@@ -150,12 +150,14 @@ def read_logs(names: Sequence[str], key: str, on_progress: Callable[[int, int], 
 
 def _damage_error(name: str, error: Exception) -> UnreadableLogError:
     """Return the error for a damaged log, with the command that saves its readable part."""
-    remedy = f"run `gzip -dc < {shlex.quote(name)} > readable.log`, and replay readable.log"
     if name == STANDARD_INPUT:
-        name = "standard input"
+        label = "standard input"
         remedy = "unpack it with `gzip -dc` in the pipe"
+    else:
+        label = name
+        remedy = f"run `gzip -dc < {shlex.quote(name)} > readable.log`, and replay readable.log"
     return UnreadableLogError(
-        f"{name} is damaged: {error}. To replay the lines before the damage, {remedy}"
+        f"{label} is damaged: {error}. To replay the lines before the damage, {remedy}"
     )
 
 
@@ -225,17 +227,23 @@ def _read_object(line: bytes, key: str) -> tuple[int, bytes]:
     request = members.get("request")
     if isinstance(request, dict):  # Caddy's.
         members |= request
+    client = _find_client(members, key)
+    return _read_moment(_find_value(members, TIMES)), client.encode()
+
+
+def _find_client(members: Mapping[str, object], key: str) -> str:
+    """Return the client of a request; `-` without a user. Raises `ValueError` without another."""
     client = _find_value(members, NAMES[key])
-    if key == "user" and not client:
-        client = "-"
-    elif key == "path" and not client:
+    if key == "user":
+        return client or "-"
+    if key == "path" and not client:
         # Only the first line of the request, as nginx logs it: method, path and version.
         client = _find_value(members, ["request"]).partition(" ")[2].partition(" ")[0]
     if key == "path":
         client = client.partition("?")[0]
     if not client:
         raise ValueError(f"no {key}")
-    return _read_moment(_find_value(members, TIMES)), client.encode()
+    return client
 
 
 def _find_value(members: Mapping[str, object], names: Iterable[str]) -> str:

@@ -150,9 +150,7 @@ def _build_limit(rate: str, algorithm: str) -> Limit:
 def _read_requests(command: Printer, names: list[str], key: str) -> Requests:
     """Return the requests of the logs, with a progress bar."""
     try:
-        size = 0
-        if STANDARD_INPUT not in names:
-            size = sum(map(os.path.getsize, names))
+        size = 0 if STANDARD_INPUT in names else sum(map(os.path.getsize, names))
         bar = ProgressBar(command, size)
         try:
             return read_logs(names, key, bar.show)
@@ -168,13 +166,13 @@ def _format_moment(moment: int) -> str:
 
 def _summarize(limit: Limit, refused: Counter[str]) -> dict[str, Any]:
     """Return the refusals of a limit by client as a JSON object."""
-    most = sorted(refused.items(), key=lambda item: (-item[1], item[0]))
+    by_refusals = sorted(refused.items(), key=lambda item: (-item[1], item[0]))
     return {
         "rate": str(limit.rate),
         "refused": refused.total(),
         "clients_refused": len(refused),
         "most_refused": [
-            {"client": client, "refused": count} for client, count in most[:JSON_CLIENTS]
+            {"client": client, "refused": count} for client, count in by_refusals[:JSON_CLIENTS]
         ],
     }
 
@@ -195,8 +193,8 @@ def _format_report(report: Mapping[str, Any]) -> Iterator[str]:
     for rate in report["rates"]:
         rows += _build_rows(rate, report["requests"])
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for name, *numbers, client in rows:
-        cells = [f"{number:>{width}}" for number, width in zip(numbers, widths[1:], strict=False)]
+    for name, *figures, client in rows:
+        cells = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:], strict=False)]
         yield "  ".join([f"{name:{widths[0]}}", *cells, client]).rstrip()
 
 

@@ -61,6 +61,7 @@ class StatisticsExtension(Extension):
         exempt: Sequence[DecidedCharge],
         state: RequestState | None,
     ) -> None:
+        """Count a decision, and record it with OpenTelemetry if that is set."""
         recorder.add(charges, decision, seconds, exempt, state)
         if settings.OPENTELEMETRY:
             from .metrics import telemetry

@@ -227,15 +227,15 @@ def by_word(counts: Mapping[str, int]) -> Counter[str]:
     >>> sorted(by_word({"a": 2, "g": 1, "Sr": 3}).items())
     [('allowed', 2), ('banned', 1), ('refused', 1), ('requests', 3)]
     """
-    numbers: Counter[str] = Counter()
+    words: Counter[str] = Counter()
     for word, letters in WORDS.items():
         number = sum(counts.get(letter, 0) for letter in letters)
         if number:
-            numbers[word] = number
-            numbers["requests"] += number
+            words[word] = number
+            words["requests"] += number
     if counts.get(BANNED):
-        numbers["banned"] = counts[BANNED]
-    return numbers
+        words["banned"] = counts[BANNED]
+    return words
 
 
 def percentile_95(histogram: Mapping[int, int]) -> float | None:

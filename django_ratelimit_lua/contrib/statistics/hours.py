@@ -69,9 +69,9 @@ def _copy_name(name: str, start: int, end: int) -> None:
     first_hour = math.ceil(start / HOUR) * HOUR
     stored = read_stored_hours(name, first_hour, end)
     for moment, counts in read_series([name], Span(first_hour, end, HOUR))[name]:
-        numbers = by_word(counts)
-        if numbers["requests"] > by_word(stored.get(moment, {}))["requests"]:
-            columns = {column: numbers[column] for column in RateLimitHour.LETTERS}
+        results = by_word(counts)
+        if results["requests"] > by_word(stored.get(moment, {}))["requests"]:
+            columns = {column: results[column] for column in RateLimitHour.LETTERS}
             rows = RateLimitHour.objects.using(rules_database())
             rows.update_or_create(name=name, moment=moment, defaults=columns)
 

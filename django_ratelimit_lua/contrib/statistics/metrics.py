@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine import DecidedCharge
 from ...engine.bans import count_active_bans
@@ -68,8 +68,8 @@ class Collector:
         store_up.add_metric([], float(not get_store().is_paused))
         rules_revision = (revision or b"0").partition(b"-")[0]
         families["rules_revision"].add_metric([], int(rules_revision))
-        for gauge_name, numbers in gauges.items():
-            for labels, number in numbers.items():
+        for gauge_name, numbers_by_labels in gauges.items():
+            for labels, number in numbers_by_labels.items():
                 families[gauge_name].add_metric([readable(label) for label in labels], number)
         _add_site(families, counts_by_name.pop(SITE))
         for label, counts in _sum_by_label(counts_by_name).items():
@@ -212,7 +212,7 @@ class Telemetry:
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._instruments: Any = None
+        self._instruments: _Instruments | None = None  # Made with the first decision.
         self._names: set[str] = set()
         self._has_failed = False
 
@@ -236,31 +236,41 @@ class Telemetry:
         """Record the result of each rule or call site with all instruments."""
         if self._instruments is None:
             self._instruments = _make_instruments()
-        decisions, duration, tracer = self._instruments
+        instruments = self._instruments
         end = time.time_ns()
         for name, letter in results.items():
-            if name not in self._names and len(self._names) >= MAX_LABELS:
-                name = REST
-            self._names.add(name)
+            is_counted = name in self._names or len(self._names) < MAX_LABELS
+            label = name if is_counted else REST
+            self._names.add(label)
             mode, result = LABELS[letter]
             attributes = {
-                "ratelimit.rule": readable(name),
+                "ratelimit.rule": readable(label),
                 "ratelimit.mode": mode,
                 "ratelimit.result": result,
                 "ratelimit.source": source,
             }
-            decisions.add(1, attributes)
-            duration.record(seconds, attributes)
+            instruments.decisions.add(1, attributes)
+            instruments.duration.record(seconds, attributes)
             start = end - int(seconds * 1e9)
-            tracer.start_span("ratelimit.decide", start_time=start, attributes=attributes).end(end)
+            tracer = instruments.tracer
+            span = tracer.start_span("ratelimit.decide", start_time=start, attributes=attributes)
+            span.end(end)
 
 
-def _make_instruments() -> tuple[Any, Any, Any]:
-    """Return the counter of decisions, the histogram of their times, and the tracer."""
+class _Instruments(NamedTuple):
+    """The counter of decisions, the histogram of their times, and the tracer."""
+
+    decisions: Any
+    duration: Any
+    tracer: Any
+
+
+def _make_instruments() -> _Instruments:
+    """Return the instruments of a process."""
     from opentelemetry import metrics, trace
 
     meter = metrics.get_meter("django_ratelimit_lua")
-    return (
+    return _Instruments(
         meter.create_counter("ratelimit.decisions", "{decision}"),
         meter.create_histogram(
             "ratelimit.decision.duration", "s", explicit_bucket_boundaries_advisory=TIME_BOUNDS

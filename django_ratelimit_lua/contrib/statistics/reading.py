@@ -128,19 +128,20 @@ def read_series(
         span: The span.
         suffix: The end of the keys with hours, for counts of another kind.
     """
-    key_seconds, field_seconds = DAY, HOUR
     if span.step < HOUR:
-        suffix, key_seconds, field_seconds = b"minutes:%d", HOUR, MINUTE
-    numbers = span.parts(key_seconds)
-    keys = [key_of(name, suffix % number) for name in names for number in numbers]
+        pattern, key_seconds, field_seconds = b"minutes:%d", HOUR, MINUTE
+    else:
+        pattern, key_seconds, field_seconds = suffix, DAY, HOUR
+    parts = span.parts(key_seconds)
+    keys = [key_of(name, pattern % part) for name in names for part in parts]
     hashes = dict(zip(keys, _read_hashes(keys), strict=True))
     series = {}
     for name in names:
         by_moment: defaultdict[int, Counts] = defaultdict(Counter)
-        for number in numbers:
-            for field, count in hashes[key_of(name, suffix % number)].items():
+        for part in parts:
+            for field, count in hashes[key_of(name, pattern % part)].items():
                 # The last two digits of a field are its minute or its hour.
-                moment = number * key_seconds + int(field[-2:]) * field_seconds
+                moment = part * key_seconds + int(field[-2:]) * field_seconds
                 by_moment[moment][field[:-2]] += count
         series[name] = group_by_step(span, field_seconds, by_moment)
     return series

@@ -173,10 +173,10 @@ class Timeline:
         return draw_bars([step.counts for step in self.steps], self.label)
 
 
-def result_words(numbers: Counts, results: Iterable[str] = RESULT_NAMES) -> str:
+def result_words(counts: Counts, results: Iterable[str] = RESULT_NAMES) -> str:
     """Return counts in words; empty if all are 0."""
     return ", ".join(
-        f"{RESULT_NAMES[word]}: {number_words(numbers[word])}" for word in results if numbers[word]
+        f"{RESULT_NAMES[word]}: {number_words(counts[word])}" for word in results if counts[word]
     )
 
 
@@ -269,8 +269,8 @@ def read_outages() -> list[reading.Outage]:
     Raises:
         StoreError: Redis is unavailable.
     """
-    span = span_of("hour")
-    span = span._replace(start=span.end - 2 * DAY)
+    hour = span_of("hour")
+    span = hour._replace(start=hour.end - 2 * DAY)
     return reading.find_outages(reading.read_series([SITE], span)[SITE])
 
 
@@ -285,8 +285,8 @@ def draw_bars(
     >>> draw_bars([{"requests": 4, "refused": 1}], "Requests")
     '<svg class="ratelimit-bars" viewBox="0 0 10 100" preserveAspectRatio="none" role="img" aria-label="Requests"><path class="requests" d="M1 100v-100.0h8v100.0z"/><path class="would_be_refused" d=""/><path class="refused" d="M1 100v-25.0h8v25.0z"/></svg>'
     """  # noqa: E501
-    most = max((step["requests"] for step in steps), default=0)
-    paths = ((result, _draw_path(steps, result, most)) for result in BARS)
+    maximum = max((step["requests"] for step in steps), default=0)
+    paths = ((result, _draw_path(steps, result, maximum)) for result in BARS)
     hover = '<rect class="hover" x="{}" width="10" height="100"><title>{}</title></rect>'
     return format_html(
         '<svg class="ratelimit-bars" viewBox="0 0 {} 100" preserveAspectRatio="none" role="img" '
@@ -298,12 +298,12 @@ def draw_bars(
     )
 
 
-def _draw_path(steps: Sequence[Mapping[str, int]], result: str, most: int) -> str:
-    """Return the path of the bars of one result; `most` requests are as high as the chart."""
+def _draw_path(steps: Sequence[Mapping[str, int]], result: str, maximum: int) -> str:
+    """Return the path of the bars of one result; `maximum` requests are as high as the chart."""
     path = ""
     for place, step in enumerate(steps):
         if step.get(result):
-            height = max(MIN_HEIGHT, 100 * step[result] / most)
+            height = max(MIN_HEIGHT, 100 * step[result] / maximum)
             path += f"M{10 * place + 1} 100v{-height:.1f}h8v{height:.1f}z"
     return path
 

@@ -95,12 +95,12 @@ def _site_context(request: HttpRequest) -> Context:
     periods = [period for period in PERIODS if period != "year"]
     period = _read_period(request, periods)
     site = read_timelines([SITE], period)[SITE]
-    most = [timeline for timeline in read_limits(period) if timeline.numbers["requests"]][:MAX_ROWS]
+    used = [timeline for timeline in read_limits(period) if timeline.numbers["requests"]]
     return {
         **_timeline_context(request, site, periods),
         "notices": [*_notices(), *_outage_words()],
         "reports": [
-            _limits_report(request, most, period),
+            _limits_report(request, used[:MAX_ROWS], period),
             _clients_report(request, SITE, period, site.refusals),
             _clients_report(request, SITE, period, "used"),
             *_waits_reports(period),
@@ -140,7 +140,7 @@ def _timeline_context(
     counts = [step.counts for step in timeline.steps]
     numbers = timeline.numbers
     p95 = percentile_95(reading.read_histogram(timeline.name, span_of(timeline.period)))
-    hovers = [f"{name}, {result_words(each)}" for name, each in zip(names, counts, strict=True)]
+    hovers = [f"{name}, {result_words(step)}" for name, step in zip(names, counts, strict=True)]
     return {
         "period": timeline.period,
         "periods": [(key, PERIOD_NAMES[key], _build_query(request, key)) for key in periods],
@@ -156,7 +156,7 @@ def _timeline_context(
             (_("decided by"), timeline.source_words or "—", "words"),
         ],
         "chart": draw_bars(counts, timeline.label, hovers),
-        "most": number_words(max(each["requests"] for each in counts)),
+        "most": number_words(max(step["requests"] for step in counts)),
         "axis": [names[0], names[len(names) // 2], names[-1]],
     }
 
@@ -255,9 +255,9 @@ def _steps_report(timeline: Timeline) -> Report:
 
 def _waits_reports(period: str) -> Iterator[Report]:
     """Yield how long requests waited, if the application knows it."""
-    numbers = reading.read_histogram(SITE, span_of(period), b"waits:%d")
+    histogram = reading.read_histogram(SITE, span_of(period), b"waits:%d")
     bounds = [*(f"≤ {milliseconds_words(bound)}" for bound in WAIT_BOUNDS), _("longer")]
-    rows = [[bounds[bucket], number_words(numbers[bucket])] for bucket in sorted(numbers)]
+    rows = [[bounds[bucket], number_words(histogram[bucket])] for bucket in sorted(histogram)]
     if rows:
         columns = [Column(_("waited")), Column(_("requests"), "number")]
         yield Report(_("Waiting time of requests"), columns, rows, PERIOD_NAMES[period])
@@ -279,8 +279,8 @@ def _clients_report(
     # Longer periods end with their current step, which is after now.
     hours = span_of("hour" if period == "hour" else "day").parts(HOUR)
     # A client whose count may be zero is noise of the estimates.
-    clients = [each for each in reading.read_top_clients(name, hours, column) if each.bounds[0] > 0]
-    clients = clients[:MAX_ROWS]
+    estimates = reading.read_top_clients(name, hours, column)
+    clients = [estimate for estimate in estimates if estimate.bounds[0] > 0][:MAX_ROWS]
     since = moment_words(local_moment(hours[0] * HOUR))
     return Report(
         CLIENT_TITLES[what],
@@ -422,9 +422,10 @@ def _client_row(
     request: HttpRequest, name: str, refused: Estimate | None, used: Estimate | None
 ) -> list[Any]:
     """Return the counts of a client under one limit, see `client_records`."""
-    link = str(GROUPS.get(name) or place_words(name))
     if may_see_rules(request):
-        link = limit_link(request, name)
+        link: str = limit_link(request, name)
+    else:
+        link = str(GROUPS.get(name) or place_words(name))
     refused_words = between_words(*refused.bounds) if refused else "—"
     if refused and read_timelines([name], "day")[name].refusals == "would_be_refused":
         refused_words = f"{RESULT_NAMES['would_be_refused']}: {refused_words}"

@@ -50,11 +50,11 @@ def metrics(request: HttpRequest) -> HttpResponse:
 def _has_token(request: HttpRequest) -> bool:
     """Return whether a request has `RATELIMIT_METRICS_TOKEN`. Without the setting, none has."""
     token = statistics_settings.METRICS_TOKEN
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, text = request.headers.get("Authorization", "").partition(" ")
     return (
         token is not None
         and scheme.lower() == "bearer"
-        and constant_time_compare(given.strip(), token)
+        and constant_time_compare(text.strip(), token)
     )
 
 

@@ -152,7 +152,7 @@ class Pending:
         self.writes = {key: fields for key, fields in self.writes.items() if key[0] == INCREMENT}
 
     def build_arguments(self, name: str, process: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys and arguments of `write.lua`."""
+        """Return the keys of `write.lua`, and its arguments, for the batch of a process."""
         keys = [key_of(name, b"batch:" + process)]
         arguments: list[bytes | int] = [self.number, BATCH_KEPT]
         for (operation, (suffix, kept)), fields in self.writes.items():
@@ -323,12 +323,12 @@ class Writer:
 
     def _counted_name(self, name: str) -> str:
         """Return the name under which a name is counted: itself, or `OTHER` without room."""
-        name = shortened(name)
-        if name in self._recorded:
-            return self._recorded[name]
-        if name not in self._pending and len(self._pending) > MAX_NAMES:
+        short_name = shortened(name)
+        if short_name in self._recorded:
+            return self._recorded[short_name]
+        if short_name not in self._pending and len(self._pending) > MAX_NAMES:
             return OTHER
-        return name
+        return short_name
 
     def _pending_for(self, name: str) -> Pending:
         return self._pending.setdefault(self._counted_name(name), Pending())
