@@ -28,7 +28,7 @@ from ..models.audit import Conflict
 from ..models.rule import rules_database
 from ..operations.confirmations import confirmations
 from ..operations.formatting import breakable
-from ..operations.known_limits import limits_in_code, place_words
+from ..operations.known_limits import LimitInCode, limits_in_code, place_words
 from ..publishing.publisher import OwnerError, publish
 from ..rules import RuleError
 from ..rules.options import option_table
@@ -91,13 +91,7 @@ class LimitList(ChangeList):
 
     def read_columns(self, request: HttpRequest) -> None:
         """Read the cells of the columns of optional apps, and the limits in the code."""
-        limits = []
-        if self.has_others(request):
-            words = self.query.lower().split()
-            for limit in limits_in_code():
-                text = f"{limit.name} {limit.words}".lower()
-                if all(word in text for word in words):
-                    limits.append(limit)
+        limits = self._matching_limits() if self.has_others(request) else []
         rows: dict[str, RateLimitRule | None] = {limit.name: None for limit in limits}
         rows |= {rule.name: rule for rule in self.result_list}
         columns = [column for column in self.list_display if isinstance(column, ListColumn)]
@@ -112,6 +106,16 @@ class LimitList(ChangeList):
             )
             for limit in limits
         ]
+
+    def _matching_limits(self) -> list[LimitInCode]:
+        """Return the limits in the code whose name and description contain all searched words."""
+        words = self.query.lower().split()
+        limits = []
+        for limit in limits_in_code():
+            text = f"{limit.name} {limit.words}".lower()
+            if all(word in text for word in words):
+                limits.append(limit)
+        return limits
 
     def has_others(self, request: HttpRequest) -> bool:
         """Return whether limits in the code are listed: on the last page, without a filter."""

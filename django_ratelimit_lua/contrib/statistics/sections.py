@@ -400,7 +400,7 @@ def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, Cl
     for limit in [name] if name else _read_recent_names(now - TOP_HOURS):
         lists = reading.read_client_lists(limit, hours)
         if not any(f'["{digest}'.encode() in text for text in lists):
-            continue
+            continue  # Parsing all lists would take much longer.
         refused = {client.digest: client for client in reading.merge_client_lists(lists, "refused")}
         used = {client.digest: client for client in reading.merge_client_lists(lists, "used")}
         for client in sorted({*refused, *used}):

@@ -174,11 +174,9 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
     from .. import rules_yaml
 
     require_urlconf()
-    changes = rules_yaml.plan(*_read_file(options["file"]))
-    kept = []
-    if not options["delete"]:
-        kept = [change.name for change in changes if change.after is None]
-        changes = [change for change in changes if change.after is not None]
+    planned = rules_yaml.plan(*_read_file(options["file"]))
+    changes = [change for change in planned if change.after is not None or options["delete"]]
+    kept = [change.name for change in planned if change.after is None and not options["delete"]]
     confirmations_by_rule = rules_yaml.changed_confirmations(changes)
     warnings = [
         f"{name}: {text}" for name, texts in confirmations_by_rule.items() for text in texts
