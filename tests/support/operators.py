@@ -31,7 +31,6 @@ from tests.support.demo import (
 CLICKS = {
     "add two rates on a path": 3,
     "check and enforce a rule in shadow mode": 4,
-    "find the clients refused most in the last hour": 2,
     "explain a refusal by its reference": 3,
     "unblock a customer locked out at login": 3,
     "raise the limit of one customer": 7,

@@ -59,9 +59,7 @@ def get_statuses(url: str, count: int) -> list[int]:
 
 
 @of_page("ninja.rst")
-def test_operations_of_django_ninja_are_limited_and_the_schema_has_the_429(
-    page: ModuleType,
-) -> None:
+def test_operations_of_django_ninja_are_limited_with_a_429_in_the_schema(page: ModuleType) -> None:
     """Operations by address and by API key are refused when their units are used."""
     with serve(path("api/", page.api.urls)):
         assert get_statuses("/api/search", 6) == [200] * 5 + [429]
@@ -74,9 +72,7 @@ def test_operations_of_django_ninja_are_limited_and_the_schema_has_the_429(
 
 
 @of_page("ninja.rst")
-def test_controllers_of_django_modern_rest_are_limited_and_the_schema_has_the_429(
-    page: ModuleType,
-) -> None:
+def test_controllers_of_modern_rest_are_limited_with_a_429_in_the_schema(page: ModuleType) -> None:
     """Methods for reading and for uploads have limits of their own."""
     openapi = pytest.importorskip("dmr.openapi")
     routing = pytest.importorskip("dmr.routing")

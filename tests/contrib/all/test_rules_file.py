@@ -18,16 +18,10 @@ FILE = """\
   - /ready
   - /static/**
   exempt: true
-- name: site
-  description: 'A limit for the whole site.
+- name: accounts
+  description: 'A limit for accounts.
 
     It has two lines.'
-  path: /
-  key: ip
-  rate:
-  - 10/s
-  - 500/h
-- name: accounts
   order: 1
   route: accounts:login
   method:
@@ -68,12 +62,6 @@ FILE = """\
     - 20/s
     - 1000/h
   cost: 2
-- name: search in addition
-  order: 3
-  group: search
-  key: user_or_ip
-  rate: 1000/d
-  mode: shadow
 - name: exports
   order: 4
   path: /export/**
@@ -123,6 +111,7 @@ FILE = """\
   rate: 100000/w
   algorithm: sliding_window
   segments: 60
+  mode: shadow
 - name: leased
   order: 9
   path: /leased/
@@ -131,37 +120,22 @@ FILE = """\
   rate: 1000/s
   algorithm: token_bucket
   lease: 50
-- name: split
+  durable: true
+- name: 'on'
   order: 10
-  path: /split/
+  path: /on/
   key: exact:get:q
-  rate: 1000/s
+  rate: 0/m
   algorithm: fixed_window
-  split: true
-- name: free
-  order: 11
-  path: /free/
-  key: ip
-  rate: 5/m
   cost: 0
+  split: true
+  on_store_error: closed
 - name: edge
-  order: 12
+  order: 11
   rate: 100/m
   descriptor:
   - generic_key=edge
   - remote_address
-- name: measured
-  order: 13
-  path: /measured/
-  key: ip
-  rate: 100/m
-  durable: true
-- name: 'on'
-  order: 14
-  path: /on/
-  key: ip
-  rate: 0/m
-  on_store_error: closed
 """
 
 

@@ -22,12 +22,7 @@ class Reply(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The arguments of one call of the script, except the time and the thresholds.
-
-    - `known`: the last reply that the process has received;
-    - `restores`: the state to restore if its version is lost;
-    - `result`, `allowed_by`: the result of a call, and the version that allowed it.
-    """
+    """The arguments of one call. `restores`: the state to restore if its version is lost."""
 
     known: Reply = Reply()
     restores: str = "closed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -54,23 +53,3 @@ def times(seconds: float) -> Iterator[None]:
     while time.monotonic() < end:
         time.sleep(0.01)
         yield
-
-
-def keep_calling(seconds: float, threads: int = 4) -> list[float]:
-    """Call a failing service in several threads. Return the moments at which it was called."""
-    moments: list[float] = []
-    end = time.monotonic() + seconds
-
-    def call() -> None:
-        while time.monotonic() < end:
-            began = time.monotonic()
-            if pay("failed", seconds=0.002) == "failed":
-                moments.append(began)
-            time.sleep(0.001)
-
-    workers = [threading.Thread(target=call) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return moments

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +15,8 @@ from django_ratelimit_lua.contrib.breakers.models import RateLimitBreaker
 from django_ratelimit_lua.contrib.breakers.shared_state import register_name
 from django_ratelimit_lua.models import RateLimitChange
 from django_ratelimit_lua.store import Deadline
+from tests.acceptance.rules.test_push import until
+from tests.support.redis_server import CLOSED, caches
 from tests.support.users import ADMIN_MIDDLEWARE, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,13 +29,6 @@ def site(settings: Any) -> None:
     """A site with an admin."""
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = ADMIN_MIDDLEWARE
-
-
-def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def is_allowed(breaker: CircuitBreaker) -> bool:
@@ -56,9 +49,7 @@ def payments() -> CircuitBreaker:
 
 
 def test_an_operator_forces_a_breaker(payments: CircuitBreaker) -> None:
-    """Its own state is kept, and applies again when it is automatic. The history has the operator
-    and each change.
-    """
+    """Its own state is kept, and applies again when it is automatic."""
     operator = staff("view_ratelimitbreaker", "change_ratelimitbreaker", name="operator")
     assert "closed" in operator.get(HERE).content.decode()
     page = operator.post(HERE, {"name": "payments", "forced": "open"}, follow=True)
@@ -90,13 +81,9 @@ def test_only_permitted_users_view_and_force_breakers(payments: CircuitBreaker) 
     assert staff(name="stranger").get(HERE).status_code == 403
     operator = staff("change_ratelimitbreaker", name="operator")
     assert "Force open" in operator.get(HERE).content.decode()
-    for wrong in (
-        {"name": "payments", "forced": "ajar"},
-        {"name": "payments"},
-        {"forced": "open"},
-        {"name": "\0", "forced": "open"},
-    ):
+    for wrong in ({"name": "payments", "forced": "ajar"}, {"name": "payments"}, {"forced": "open"}):
         assert operator.post(HERE, wrong).status_code == 400
+    assert operator.post(HERE, {"name": "\0", "forced": "open"}).status_code == 400
     assert operator.get(f"{HERE}add/").status_code == 403
     assert not RateLimitBreaker.objects.exists()
 
@@ -113,9 +100,7 @@ def test_the_form_of_a_row_does_not_rename_it() -> None:
 def test_the_page_works_without_redis(settings: Any) -> None:
     """It lists the forced breakers with a warning, so that they can be released."""
     RateLimitBreaker.objects.create(name="payments", forced="open")
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    }
+    settings.CACHES = caches(CLOSED)
     page = staff("change_ratelimitbreaker").get(HERE).content.decode()
     assert "Redis does not answer" in page
     assert "payments" in page

@@ -1,6 +1,4 @@
-"""The script of a breaker compared with its model, while several processes use it and Redis loses
-its data.
-"""
+"""The script of a breaker compared with its model, whatever processes report and Redis loses."""
 
 from __future__ import annotations
 
@@ -86,9 +84,7 @@ STEPS = st.lists(
 @hypothesis_settings(max_examples=examples(1000))
 @given(options=st.lists(BY, min_size=PROCESSES, max_size=PROCESSES), steps=STEPS, lost=RESTORES)
 def test_the_script_and_the_model_agree(options: list[Thresholds], steps: list, lost: str) -> None:
-    """All replies are equal, to the microsecond, whatever processes report and Redis loses. During
-    a deployment, the processes have different options.
-    """
+    """All replies are equal, to the microsecond, whatever processes report and Redis loses."""
     with redis.Redis.from_url(url()) as server:
         script = Script(server)
         model = BreakerModel()
@@ -138,10 +134,7 @@ def test_the_script_and_the_model_agree(options: list[Thresholds], steps: list, 
     ),
 )
 def test_an_open_breaker_grants_few_probes_in_any_interval(by: Thresholds, steps: list) -> None:
-    """While processes know that it is not closed, at most `probes` calls pass in any interval of
-    `open_for`, whatever probes do and however often Redis loses its data. Before each loss, all
-    processes have received the state within `open_for`.
-    """
+    """At most `probes` calls pass in any interval of `open_for`, however often data are lost."""
     with redis.Redis.from_url(url()) as server:
         script = Script(server)
         opened = script.call(BEGIN, by, Report(result="failed", allowed_by=0))
@@ -208,9 +201,7 @@ def test_a_half_open_breaker_does_not_stick(script: Script) -> None:
 
 @pytest.mark.parametrize("succeeded", [0, 1, 2])
 def test_a_deployment_that_lowers_probes_does_not_stick(script: Script, succeeded: int) -> None:
-    """All probes of the old processes began, and some have succeeded. The next success of a new
-    process closes the breaker.
-    """
+    """All probes of the old processes began, and some have succeeded."""
     new = BY_DEFAULT._replace(probes=1)
     known = opened(script, BY_DEFAULT)
     now = BEGIN + 10 * SECOND

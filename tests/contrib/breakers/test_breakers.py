@@ -1,6 +1,4 @@
-"""Circuit breakers in one process: which calls are made, which of them fail, and the results of
-stopped calls.
-"""
+"""Circuit breakers in one process: the calls that are made, their failures and their results."""
 
 from __future__ import annotations
 
@@ -29,6 +27,7 @@ from django_ratelimit_lua.contrib.breakers.shared_state import (
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.store import Deadline, flusher
+from tests.acceptance.rules.test_push import until
 from tests.support import clusters
 
 
@@ -38,9 +37,11 @@ class Service:
     def __init__(self) -> None:
         self.called = 0
         self.error: BaseException | None = None
+        self.seconds = 0.0
 
     def __call__(self, *args: object) -> str:
         self.called += 1
+        time.sleep(self.seconds)
         if self.error is not None:
             raise self.error
         return "paid"
@@ -58,19 +59,10 @@ def outcome(function: Callable[..., Any], *args: object) -> Any:
         return type(error).__name__
 
 
-def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def test_failures_in_a_row_open_a_breaker_at_once(
+def test_failures_in_a_row_open_a_breaker(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next call is stopped and knows when to try again. A success between failures begins a
-    new row. The log has one record.
-    """
+    """The next call is stopped and knows when to try again."""
     breaker = CircuitBreaker("payments", failures=3, failure_ratio=None, open_for="30s")
     pay = breaker(service)
     for error in (OSError(), OSError(), None, OSError(), OSError(), OSError()):
@@ -114,55 +106,31 @@ def test_probes_close_a_breaker_or_open_it_again(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "options", "is_failure"),
+    ("error", "ignore", "fails", "fails_if_slow"),
     [
-        (ValueError(), {}, True),
-        (TimeoutError(), {}, True),
-        (Http404(), {"ignore": (Http404, KeyError)}, False),
-        (ConnectionResetError(), {"ignore": ConnectionError}, False),
-        (KeyError(), {"ignore": [Http404, KeyError]}, False),
-        (CircuitOpen("another", 1.0), {}, False),
-        (asyncio.CancelledError(), {}, False),
-        (KeyboardInterrupt(), {}, False),
-        (None, {"slow": "1m"}, False),
+        (None, (), False, True),
+        (ValueError(), (), True, True),
+        (TimeoutError(), (), True, True),
+        (Http404(), (Http404, KeyError), False, True),
+        (ConnectionResetError(), ConnectionError, False, True),
+        (KeyError(), [Http404, KeyError], False, True),
+        (CircuitOpen("another", 1.0), (), False, False),
+        (asyncio.CancelledError(), (), False, True),
+        (KeyboardInterrupt(), (), False, False),
+        (SystemExit(), (), False, False),
+        (GeneratorExit(), (), False, False),
     ],
 )
-def test_a_failure_is_an_exception_that_is_not_ignored(
-    service: Service, error: BaseException | None, options: Any, is_failure: bool
+def test_a_failure_is_slow_or_an_exception_that_is_not_ignored(
+    service: Service, error: BaseException | None, ignore: Any, fails: bool, fails_if_slow: bool
 ) -> None:
-    """An interrupted call, and the state of another breaker, is no result of the resource."""
-    breaker = CircuitBreaker("payments", failures=1, open_for="30s", **options)
+    """The end of a process, and the state of another breaker, is no result of the resource."""
     service.error = error
-    assert outcome(breaker(service)) == ("paid" if error is None else type(error).__name__)
-    assert breaker.state == ("open" if is_failure else "closed")
-
-
-@pytest.mark.parametrize(
-    ("error", "is_failure"),
-    [
-        (None, True),
-        (KeyError(), True),
-        (asyncio.CancelledError(), True),
-        (CircuitOpen("another", 1.0), False),
-        (KeyboardInterrupt(), False),
-        (SystemExit(), False),
-        (GeneratorExit(), False),
-    ],
-)
-def test_a_slow_call_is_a_failure(error: BaseException | None, is_failure: bool) -> None:
-    """An ignored exception or a cancelled call fails as well, but not the end of a process, and
-    not the state of another breaker.
-    """
-    breaker = CircuitBreaker("payments", failures=1, slow="0.1s", ignore=KeyError, open_for="30s")
-
-    @breaker
-    def pay() -> None:
-        time.sleep(0.15)
-        if error is not None:
-            raise error
-
-    outcome(pay)
-    assert breaker.state == ("open" if is_failure else "closed")
+    for slow, is_failure in (("1m", fails), ("0.1s", fails_if_slow)):
+        breaker = CircuitBreaker(slow, failures=1, slow=slow, ignore=ignore, open_for="30s")
+        service.seconds = 0.15 if slow == "0.1s" else 0.0
+        assert outcome(breaker(service)) == ("paid" if error is None else type(error).__name__)
+        assert breaker.state == ("open" if is_failure else "closed")
 
 
 def test_a_timeout_around_a_call_opens_a_breaker() -> None:
@@ -179,36 +147,31 @@ def test_a_timeout_around_a_call_opens_a_breaker() -> None:
     assert (outcome(lambda: asyncio.run(pay())), breaker.state) == ("TimeoutError", "open")
 
 
-class AsyncPay(View):
-    """A view with an async handler."""
+class AsyncCall(View):
+    """A view with an async handler, and an object with an async `__call__`."""
 
     async def get(self, request: Any) -> None:
         raise OSError
 
-
-class AsyncCall:
-    """An object with an async `__call__`."""
-
-    async def __call__(self, request: Any) -> None:
-        raise OSError
+    __call__ = get
 
 
 def fail(request: Any) -> None:
     raise OSError
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        AsyncPay.as_view(),
-        AsyncCall(),
-        sync_to_async(fail),
-        markcoroutinefunction(lambda request: AsyncCall()(request)),
-    ],
-    ids=["view", "object", "sync_to_async", "marked"],
-)
-def test_all_kinds_of_async_callables_are_protected(function: Any) -> None:
+ASYNC_CALLABLES = {
+    "view": AsyncCall.as_view(),
+    "object": AsyncCall(),
+    "sync_to_async": sync_to_async(fail),
+    "marked": markcoroutinefunction(lambda request: AsyncCall()(request)),
+}
+
+
+@pytest.mark.parametrize("kind", ASYNC_CALLABLES)
+def test_all_kinds_of_async_callables_are_protected(kind: str) -> None:
     """The breaker awaits the result."""
+    function = ASYNC_CALLABLES[kind]
     breaker = CircuitBreaker("payments", failures=1, open_for="30s")
     with pytest.raises(OSError):  # noqa: PT011 - it has no text
         asyncio.run(breaker(function)(RequestFactory().get("/")))
@@ -248,9 +211,7 @@ def test_a_lost_name_is_registered_again(
     until(lambda: "payments" in read_states())
 
 
-def test_breakers_of_one_name_with_different_options_are_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_different_options_of_one_name_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """The warning has the options of both."""
     breakers = [CircuitBreaker("two", minimum=minimum) for minimum in (20, 20, 30, 30)]
     (record,) = caplog.records
@@ -306,12 +267,8 @@ def test_breakers_work_for_coroutines_and_blocks(service: Service) -> None:
     ("fallback", "expected"),
     [("later", "later"), (None, None), (lambda amount: f"owed {amount}", "owed 5")],
 )
-def test_a_fallback_replaces_a_stopped_call(
-    service: Service, fallback: object, expected: object
-) -> None:
-    """It is a value, which may be None, or a callable with the arguments of the call. A breaker
-    inside the function does not call it.
-    """
+def test_a_fallback_replaces_the_call(service: Service, fallback: object, expected: object) -> None:
+    """It is a value, which may be None, or a callable with the arguments of the call."""
     breaker = CircuitBreaker("payments", failures=1, fallback=fallback, open_for="30s")
     pay = breaker(service)
 
@@ -358,9 +315,7 @@ def evaluated(direct: redis.Redis) -> int:
     return int(direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
 
 
-def test_a_closed_or_open_breaker_makes_no_round_trip(
-    service: Service, direct: redis.Redis, quiet: None
-) -> None:
+def test_a_breaker_makes_no_round_trip(service: Service, direct: redis.Redis, quiet: None) -> None:
     """Thousands of calls make none."""
     closed = CircuitBreaker("payments")(service)
     stopped = CircuitBreaker("mail", failures=1, open_for="30s", fallback="later")(service)
@@ -384,9 +339,7 @@ def test_a_used_breaker_is_reported_once_a_second(service: Service, direct: redi
     assert 1 <= evaluated(direct) <= 6
 
 
-def test_without_threads_calls_report_the_counts(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_threads_calls_report(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """They request the state when it is some seconds old."""
     monkeypatch.setattr("django_ratelimit_lua.process.tasks._start_thread", lambda *args: None)
     breaker = CircuitBreaker("payments", minimum=3, open_for="0.5s", probes=1)
@@ -464,9 +417,7 @@ def test_an_invalid_name_is_an_error(name: Any) -> None:
 
 
 def test_functions_with_unsuitable_results_cannot_be_decorated() -> None:
-    """They are generators, classes, objects that cannot be called, and plain functions with an
-    async fallback.
-    """
+    """They are generators, classes, other objects, and functions with an async fallback."""
 
     def rows() -> Iterator[int]:
         yield 1

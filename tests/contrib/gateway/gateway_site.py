@@ -1,7 +1,4 @@
-"""A site with the gateway, for processes of its own. `GATEWAY_SETTINGS` (JSON) are more settings.
-
-`python -m tests.contrib.gateway.gateway_site COMMAND` is its manage.py.
-"""
+"""A site with the gateway, for processes of its own."""
 
 from __future__ import annotations
 

@@ -21,10 +21,7 @@ Descriptor = list[tuple[Any, Any]]
 def question(
     *descriptors: Descriptor | dict[str, Any], domain: str | bytes = "edge", hits: int = 0
 ) -> bytes:
-    """Return an encoded `RateLimitRequest`. A descriptor is a list of its entries, or a dict with
-    `entries` and further values: `hits`, `negative`, `limit` (a number, and the number of the
-    unit).
-    """
+    """Return an encoded `RateLimitRequest`."""
     request = protocol.Request(domain=_bytes(domain), hits_addend=hits)
     for given in descriptors:
         described = request.descriptors.add()

@@ -18,10 +18,7 @@ SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade:
 
 
 class _Handler(StreamRequestHandler):
-    """One request: over HTTP/1.1 it gets its headers as JSON, and the status of its path.
-
-    A request with an upgrade gets HTTP/2.
-    """
+    """One request: over HTTP/1.1 it gets its headers as JSON, and the status of its path."""
 
     def handle(self) -> None:
         line, *fields = b"".join(iter(self.rfile.readline, b"\r\n")).decode(

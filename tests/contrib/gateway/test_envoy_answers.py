@@ -59,9 +59,7 @@ def left(*descriptors: Any) -> list[int]:
 
 
 def test_a_status_shows_the_remaining_units(settings: Any) -> None:
-    """It has the limit, its unit, the remaining units and the time until the reset, in the order of
-    the descriptors.
-    """
+    """It has the limit, its unit, the remaining units and the time until the reset."""
     settings.RATELIMIT_RULES = [LOGIN_RULE, {"name": "odd", "descriptor": ["odd"], "rate": "9/15m"}]
     found = ask([LOGIN, ADA], [("nobody", "knows")], [("odd", "1")])
     first, nothing, odd = found.statuses
@@ -74,25 +72,9 @@ def test_a_status_shows_the_remaining_units(settings: Any) -> None:
     assert (odd.current_limit.requests_per_unit, odd.current_limit.unit) == (9, 0)
 
 
-def test_a_refusal_has_the_retry_time(settings: Any) -> None:
-    """The headers have the retry time and the reference, and the body has the rule's message."""
-    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "message": "Slower."}]
-    assert [code([LOGIN, ADA]) for _ in range(2)] == [OK, OK]
-    found = ask([LOGIN, ADA])
-    headers = {header.key: header.value for header in found.response_headers_to_add}
-    status = found.statuses[0]
-    assert (found.overall_code, status.code, status.limit_remaining) == (OVER, OVER, 0)
-    assert 0 < int(headers["retry-after"]) <= 3601 * 1.1
-    assert headers["ratelimit-reference"]
-    assert found.raw_body.decode().startswith("Too many requests. Slower. Try again in ")
-    assert code([LOGIN, GRACE]) == OK
-
-
 @pytest.mark.parametrize(("accept", "style"), [("", None), ("application/json", "x")])
 def test_a_refusal_equals_that_of_check(accept: str, style: str | None, settings: Any) -> None:
-    """Headers and body are equal for each `Accept` header in a descriptor. The headers of an
-    admitted request are equal as well.
-    """
+    """Headers and body are equal for each `Accept` header in a descriptor."""
     rule = {**LOGIN_RULE, "path": "/login/", "key": "ip", "rate": "1/h", "message": "Slower."}
     settings.RATELIMIT_RULES = [rule]
     settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = "envoy", SECRET
@@ -105,12 +87,10 @@ def test_a_refusal_equals_that_of_check(accept: str, style: str | None, settings
         found = ask([LOGIN, ADA], [("header:accept", accept)])
         assert (checked.status, found.overall_code) == (status, OK if status == 200 else OVER)
         headers = {header.key: header.value for header in found.response_headers_to_add}
-        assert headers.keys() == {name.lower() for name in checked.headers}
+        lowered = {name.lower(): value for name, value in checked.headers.items()}
+        assert headers.keys() == lowered.keys()
         for name in headers.keys() & {"content-type", "cache-control", "ratelimit-policy"}:
-            assert (
-                headers[name]
-                == {each.lower(): checked.headers[each] for each in checked.headers}[name]
-            )
+            assert headers[name] == lowered[name]
     assert ("x-ratelimit-limit" if style else "ratelimit") in headers
     if accept:
         varying = dict.fromkeys(("reference", "retry_after", "detail"))
@@ -121,26 +101,18 @@ def test_a_refusal_equals_that_of_check(accept: str, style: str | None, settings
 
 @pytest.mark.django_db(transaction=True)
 def test_a_refusal_is_in_the_language_of_the_client(settings: Any) -> None:
-    """The body is translated and has the status that Envoy sends, even if a block has another
-    status.
-    """
+    """The body has the status that Envoy sends, even if a block has another status."""
     settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware"]
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "0/h"}]
     RateLimitOverride.objects.create(network=GRACE[1], effect="block", forbids=True)
     accepts = [("header:accept", "application/json"), ("header:accept-language", "de")]
     for who, detail in ((ADA, "Das ist nicht verfügbar."), (GRACE, "Sie sind gesperrt.")):
         body = json.loads(ask([LOGIN, who], *([entry] for entry in accepts)).raw_body)
-        assert (body["status"], body["title"].lower(), body["detail"]) == (
-            429,
-            body["title"].lower(),
-            detail,
-        )
+        assert (body["status"], body["detail"]) == (429, detail)
 
 
 def test_the_descriptors_of_a_request_are_decided_all_or_nothing(settings: Any) -> None:
-    """If one descriptor is refused, none is charged. Two descriptors with the same count are
-    charged together.
-    """
+    """If one descriptor is refused, none is charged."""
     settings.RATELIMIT_RULES = [
         LOGIN_RULE,
         {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"},
@@ -156,13 +128,10 @@ def test_the_descriptors_of_a_request_are_decided_all_or_nothing(settings: Any) 
 
 
 def test_domains_and_values_have_separate_counts(settings: Any) -> None:
-    """Without a key in the rule, each descriptor has its own count. Addresses are counted by their
-    network, as elsewhere.
-    """
+    """Without a key in the rule, each descriptor has its own count."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "1/h"}]
-    assert [code([LOGIN, ADA]), code([LOGIN, GRACE]), code([LOGIN, ADA], domain="other")] == [
-        OK
-    ] * 3
+    assert [code([LOGIN, who]) for who in (ADA, GRACE)] == [OK, OK]
+    assert code([LOGIN, ADA], domain="other") == OK
     assert [code([LOGIN, ("remote_address", f"2001:db8::{end}")]) for end in (1, 2)] == [OK, OVER]
 
 
@@ -190,16 +159,14 @@ def test_the_hits_of_a_request_apply_to_descriptors_without_hits(settings: Any) 
 
 
 def test_used_units_are_charged_and_never_refused(settings: Any) -> None:
-    """The entry `charge` with the value `after` requests it. Later hits wait until the units are
-    refilled.
-    """
+    """The entry `charge` with the value `after` requests it."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "algorithm": "token_bucket"}]
     after = {"entries": [LOGIN, ADA, ("charge", "after")], "hits": 7}
     assert code(after) == OK
     found = ask([LOGIN, ADA])
     assert found.overall_code == OVER
-    headers = {header.key: header.value for header in found.response_headers_to_add}
-    assert int(headers["retry-after"]) > 3600
+    waits = [each.value for each in found.response_headers_to_add if each.key == "retry-after"]
+    assert int(waits[0]) > 3600
     assert code(after) == OK
 
 
@@ -242,9 +209,7 @@ def test_the_status_is_that_of_the_limit_with_the_least_remaining(settings: Any)
 
 @pytest.mark.django_db(transaction=True)
 def test_overrides_apply_to_descriptors() -> None:
-    """A block, a limit and an exemption apply to an address, a user or a header. A block applies
-    even if no rule matches.
-    """
+    """A block, a limit and an exemption apply to an address, a user or a header."""
     entries = ["generic_key=login", "remote_address", "header:x-api-key"]
     RateLimitRule.objects.create(name="login", rate="1/h", options={"descriptor": entries})
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
@@ -264,28 +229,19 @@ def test_overrides_apply_to_descriptors() -> None:
 
 def test_keys_read_the_entries_of_a_descriptor(settings: Any) -> None:
     """A user, a path, a header, a cookie and a query parameter are counted as in Django's views."""
-    names = ["user", "path", "header:X-Api-Key", "cookie:sid", "get:q"]
-    for name in names:
+    for key in ["user", "path", "header:X-Api-Key", "cookie:sid", "get:q", "exact:get:q"]:
+        name = key.removeprefix("exact:")
         settings.RATELIMIT_RULES = [
-            {"name": name, "descriptor": ["generic_key", name], "key": name, "rate": "1/h"}
+            {"name": key, "descriptor": ["generic_key", name], "key": key, "rate": "1/h"}
         ]
-        found = [code([("generic_key", text), (name, value)]) for text, value in ("a1", "b1", "a2")]
-        assert found == [OK, OVER, OK], name
-
-
-@pytest.mark.django_db
-def test_a_user_counts_as_in_a_view(settings: Any) -> None:
-    """Users are counted by the primary key, in any spelling."""
-    rule = {"name": "of user", "descriptor": ["user"], "key": "user", "rate": "2/h"}
-    settings.RATELIMIT_RULES = [rule]
-    found = [code([("user", text)]) for text in ("7", "7", "07", "7", "x")]
-    assert found == [OK, OK, OVER, OVER, OK]
+        values = ("1", "1", "2", "01")
+        found = [code([("generic_key", "a"), (name, value)]) for value in values]
+        # As in a view, 01 is the user 1.
+        assert found == [OK, OVER, OK, OVER if key == "user" else OK], key
 
 
 def test_only_envoy_receives_the_address_of_a_client(settings: Any) -> None:
-    """The address is that of Envoy's entry. A forwarded address from a client's header is
-    not used.
-    """
+    """The address is that of Envoy's entry."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["203.0.113.0/24"]
     entries = ["header:x-forwarded-for", "remote_address"]
     settings.RATELIMIT_RULES = [
@@ -312,19 +268,6 @@ def test_signal_receivers_get_refusals(settings: Any) -> None:
         limit_exceeded.disconnect(hear)
     assert [one["rule"] for one in heard] == ["login"]
     assert heard[0]["request"].META["REMOTE_ADDR"] == "203.0.113.9"
-
-
-def test_a_request_that_must_wait_is_held(settings: Any) -> None:
-    """A leaky bucket responds when it is the client's turn, as in a view."""
-    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "10/s", "algorithm": "leaky_bucket"}]
-
-    async def all_at_once() -> float:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await asyncio.gather(*(should_rate_limit(question([LOGIN, ADA])) for _ in range(4)))
-        return loop.time() - began
-
-    assert asyncio.run(all_at_once()) >= 0.3
 
 
 def test_a_disabled_site_admits_every_descriptor(settings: Any) -> None:
@@ -355,9 +298,7 @@ def test_invalid_requests_are_errors(data: bytes, problem: str) -> None:
 
 
 def test_no_value_from_a_client_evades_a_limit(settings: Any) -> None:
-    """Invalid and very long values are counted, because Envoy would admit the request after an
-    error.
-    """
+    """Invalid and very long values are counted: after an error, Envoy admits the request."""
     settings.RATELIMIT_RULES = [
         {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "1/h"}
     ]

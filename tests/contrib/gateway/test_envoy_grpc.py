@@ -127,7 +127,7 @@ def test_pending_calls_are_answered_before_the_server_stops(gateway: Gateway) ->
             gateway.start()
 
 
-def test_calls_beyond_the_maximum_are_refused_with_a_status(
+def test_calls_beyond_the_maximum_are_refused(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The status is RESOURCE_EXHAUSTED, also if one connection makes all calls."""
@@ -171,9 +171,7 @@ def test_the_service_is_available_over_tls(tmp_path: Path) -> None:
             assert client.code(LOGIN) == OK
 
 
-def test_invalid_options_are_errors(
-    tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_options_fail(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command reports a missing secret, extra or file, and an address that it cannot use."""
     for secret in (None, {"edge": {"secret": SECRET, "for": "check"}}):
         settings.RATELIMIT_GATEWAY_SECRET = secret

@@ -22,9 +22,7 @@ DECLARED = ["domain=edge", "generic_key=login", "remote_address"]
 
 
 def test_a_rule_for_descriptors_is_edited_in_the_form_and_undone(operator: Client) -> None:
-    """Each edit applies to the next descriptor, and to no request of Django's. The form asks for no
-    confirmation.
-    """
+    """Each edit applies to the next descriptor, and to no request of Django's."""
     assert operator.post(f"{RULES}add/", given(**FORM)).status_code == 302
     rule = RateLimitRule.objects.get()
     assert rule.spec["descriptor"] == DECLARED

@@ -63,13 +63,8 @@ def gateway(settings: Any) -> None:
 
 def headers_of(dialect: str, more: Mapping[str, Any] = {}, **values: str) -> dict[str, Any]:
     """Return the headers with which a proxy describes a request."""
-    given = {
-        "method": "GET",
-        "uri": "/",
-        "host": "shop.example",
-        "address": "203.0.113.9",
-        **values,
-    }
+    given = {"method": "GET", "uri": "/", "host": "shop.example", "address": "203.0.113.9"}
+    given |= values
     names = DIALECTS[dialect]._asdict()
     return {"X-RateLimit-Secret": SECRET, **{names[key]: given[key] for key in given}, **more}
 
@@ -100,27 +95,6 @@ def check(request: pytest.FixtureRequest, settings: Any) -> Check:
     return asked
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_every_dialect_has_a_method_an_address_and_a_path(
-    check: Check, settings: Any, dialect: str
-) -> None:
-    """Each dialect has its own headers, and each response shows the remaining units."""
-    settings.RATELIMIT_GATEWAY_DIALECT = dialect
-    settings.RATELIMIT_RULES = [
-        {"name": "posts", "path": "/a b/", "method": "POST", "key": "ip", "rate": "1/d"}
-    ]
-    uri = "/a%20b/?q=1"
-    first = check(uri, "POST")
-    assert (first.status, first.headers["ratelimit-policy"]) == (200, '"posts";q=1;w=86400')
-    assert check(uri, "POST").status == 429
-    assert [
-        check(uri).status,
-        check("/a", "POST").status,
-        check(uri, "POST", **{DIALECTS[dialect].address.replace("-", "_"): "203.0.113.10"}).status,
-    ] == [200] * 3
-    assert "ratelimit" not in check(uri).headers
-
-
 @pytest.mark.parametrize("application", [alone, ASGIHandler()])
 @pytest.mark.parametrize("path", ["/", "/json", "/health", "/x/check", "/a\nb", "//x", "/%", "*"])
 def test_the_path_that_envoy_appends_is_ignored(settings: Any, application: Any, path: str) -> None:
@@ -133,9 +107,7 @@ def test_the_path_that_envoy_appends_is_ignored(settings: Any, application: Any,
 def test_only_a_trusted_proxy_with_the_secret_is_accepted(
     check: Check, settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any other request gets a 403. Each secret of the list is accepted. The log has the reason,
-    and the names of the secrets in use.
-    """
+    """Any other request gets a 403."""
     monkeypatch.setattr(secrets, "_logged", set())
     settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "100/d"}]
     with caplog.at_level(logging.DEBUG):
@@ -179,12 +151,8 @@ def test_only_a_trusted_proxy_with_the_secret_is_accepted(
 
 
 @pytest.mark.parametrize("application", [alone, check_view], ids=["alone", "view"])
-def test_a_header_with_underscores_is_not_accepted_from_a_proxy(
-    settings: Any, application: Any
-) -> None:
-    """Proxies forward such headers, and older releases of Django join them with the header of the
-    same name.
-    """
+def test_a_header_with_underscores_is_not_accepted(settings: Any, application: Any) -> None:
+    """Proxies forward such headers, and older releases of Django join them."""
     settings.RATELIMIT_RULES = [{"name": "one", "path": "/one", "key": "ip", "rate": "1/d"}]
     pairs = pairs_of(headers_of("nginx", {"X_Original_URI": "/other"}, uri="/one"))
 
@@ -201,9 +169,7 @@ def test_a_header_with_underscores_is_not_accepted_from_a_proxy(
 
 
 def test_a_request_that_is_an_upgrade_is_refused() -> None:
-    """The gateway closes the WebSocket, which the proxy reads as a 403. After a 500, it would admit
-    the request without limits.
-    """
+    """The gateway closes the WebSocket, which the proxy reads as a 403."""
     scope = {"type": "websocket", "path": "/ratelimit/check", "headers": []}
     sent: list[Any] = []
 
@@ -269,12 +235,10 @@ def test_a_host_has_one_identity_in_every_spelling(check: Check, settings: Any) 
     assert check(X_Original_Host="[2001:db8::2]").status == 200
 
 
-def test_rules_that_need_values_unknown_to_proxies_do_not_apply(
+def test_rules_that_need_values_unknown_to_proxies_are_left_out(
     check: Check, settings: Any
 ) -> None:
-    """The proxy reports no route, kwarg, user, session or body, so these rules refuse no
-    request.
-    """
+    """A proxy reports no route, session or body, so these rules refuse no request."""
     base = {"path": "/", "rate": "0/d"}
     keys = [name.split("+") for name in KEYS.split()]
     settings.RATELIMIT_RULES = [
@@ -293,9 +257,7 @@ def test_rules_that_need_values_unknown_to_proxies_do_not_apply(
 
 
 def test_the_user_is_the_one_that_the_proxy_reports(check: Check, settings: Any) -> None:
-    """Users are identified by primary key, as in Django's views. Groups and staff come from the
-    database, and an empty header is an anonymous user.
-    """
+    """Users are identified by primary key, as in Django's views."""
     settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
     settings.RATELIMIT_RULES = [
         {"name": name, "path": f"/{name}/", "key": key, "rate": "1/d", **more}
@@ -331,9 +293,7 @@ def test_a_request_is_held_until_its_turn(check: Check, settings: Any) -> None:
 
 
 def test_the_projects_pages_are_not_used_for_proxies(check: Check, settings: Any) -> None:
-    """`RATELIMIT_VIEW` and the exception class are for the project's own views. `RATELIMIT_HEADERS`
-    applies.
-    """
+    """`RATELIMIT_VIEW` and the exception class are for the project's own views."""
     settings.RATELIMIT_RULES = [{"name": "none", "path": "/", "key": "ip", "rate": "0/d"}]
     settings.RATELIMIT_VIEW = "tests.urls.custom"
     settings.RATELIMIT_EXCEPTION_CLASS = "tests.urls.CustomError"
@@ -345,9 +305,7 @@ def test_the_projects_pages_are_not_used_for_proxies(check: Check, settings: Any
 
 
 def test_errors_are_reported_by_the_system_check(settings: Any, no_others: None) -> None:
-    """The check reports a gateway without a secret for its use, or without trusted proxies. Rules
-    for descriptors need no middleware.
-    """
+    """The check reports a gateway without a secret for its use, or without trusted proxies."""
 
     def found() -> list[tuple[str, str]]:
         messages = run_checks(tags=["caches"])
@@ -404,9 +362,7 @@ def odd_rules(settings: Any) -> None:
     max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(more=st.lists(st.tuples(names, values), max_size=8))
-def test_any_header_is_answered_without_a_server_error(
-    odd_rules: None, more: list[tuple[str, bytes]]
-) -> None:
+def test_no_header_is_a_server_error(odd_rules: None, more: list[tuple[str, bytes]]) -> None:
     """For any headers of a trusted proxy, the response is not a server error."""
     pairs = pairs_of({**headers_of("nginx", uri="/api/x"), **dict(more)})
     answer = ask(alone, "/ratelimit/check", [*pairs, *pairs_of(dict(more[:1]))])

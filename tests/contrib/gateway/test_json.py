@@ -86,9 +86,7 @@ def test_the_response_is_a_rate_limit_response(post: Post) -> None:
 
 
 def test_fields_are_read_as_in_proto3_json(post: Post) -> None:
-    """Names in both spellings, numbers as text, units by name or number, and null. `hits_addend` 0
-    of a descriptor takes nothing; that of a request counts as 1.
-    """
+    """Names in both spellings, numbers as text, units by name or number, and null."""
     peek = {"entries": ENTRIES, "hitsAddend": "0", "limit": None}
     assert post({"domain": "site", "descriptors": [peek, peek]}).status == 200
     assert post({**MAIL, "hits_addend": 0}).json()["statuses"][0]["limitRemaining"] == 1
@@ -114,12 +112,10 @@ def test_fields_are_read_as_in_proto3_json(post: Post) -> None:
     ],
     ids=lambda body: str(body)[:40],
 )
-def test_an_invalid_request_is_a_bad_request(
+def test_bad_requests_are_logged(
     body: object, post: Post, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The body is that of envoyproxy/ratelimit. The log has the reason and the secret's name, in
-    one line of visible characters.
-    """
+    """The body is that of envoyproxy/ratelimit."""
     found = post(body)
     assert (found.status, found.body) == (400, b"Bad Request\n")
     (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]

@@ -63,12 +63,10 @@ def is_admitted(port: int) -> bool:
 
 
 @pytest.mark.parametrize("proxy", [needs("nginx")])
-def test_every_way_of_limiting_uses_the_same_count(
+def test_all_ways_use_the_same_count(
     proxy: str, tmp_path: Path, prefix: str, settings: Any
 ) -> None:
-    """A decorator, the middleware, a DRF throttle, a proxy, Envoy over gRPC and a service are used
-    by sixteen clients at once. Together they admit exactly the limit of the rule.
-    """
+    """Sixteen clients use all ways at once, which admit exactly the limit of the rule."""
     given = {"RATELIMIT_CACHE_PREFIX": prefix, "RATELIMIT_TRUSTED_PROXIES": 1}
     with (
         Site(tmp_path, [RULE], RATELIMIT_GATEWAY_DIALECT=proxy, **given) as site,

@@ -71,9 +71,7 @@ def test_a_gateway_with_a_secret_is_required(settings: Any) -> None:
 
 @pytest.mark.parametrize("proxy", DIALECTS)
 def test_options_are_written_to_the_configuration(settings: Any, proxy: str) -> None:
-    """The options are the headers of `RATELIMIT_HEADERS`, the user in the proxy's syntax, and the
-    policy for a gateway that is down.
-    """
+    """They are the headers, the user in the proxy's syntax, and the policy."""
     settings.RATELIMIT_GATEWAY_USER_HEADER, settings.RATELIMIT_HEADERS = "X-Auth-User", "x"
     closed, opened = told(proxy), told(proxy, fail="open", user="somebody")
     assert closed != opened

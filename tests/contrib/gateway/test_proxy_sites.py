@@ -23,9 +23,7 @@ from tests.support.processes import ROOT, await_port, free_port
 
 @pytest.fixture(scope="module")
 def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], float]]:
-    """Return the seconds until each proxy responds as configured while the gateway hangs. All
-    proxies are called simultaneously.
-    """
+    """Return the seconds until each proxy responds as configured while the gateway hangs."""
     right = {"open": 200, "closed": 503}
     with Site(tmp_path_factory.mktemp("hanging"), []) as site, ExitStack() as stack:
         ports = {
@@ -55,12 +53,10 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
 @pytest.mark.parametrize("proxy", [needs(proxy) for proxy in PROXIES])
-def test_a_hanging_gateway_is_treated_as_down(
+def test_a_hanging_gateway_is_down(
     proxy: str, fail: str, hanging: dict[tuple[str, str], float]
 ) -> None:
-    """The proxy waits no longer than its timeout. Traefik has no timeout if it refuses requests
-    while the gateway is down.
-    """
+    """The proxy waits no longer than its timeout."""
     if (proxy, fail) != ("traefik", "closed"):
         assert 2.9 <= hanging[proxy, fail] < 10  # Timers of proxies are coarse.
 
@@ -90,9 +86,7 @@ def test_the_demo_puts_nginx_in_front_of_a_service() -> None:
 
 @pytest.mark.parametrize("proxy", [needs(proxy) for proxy in PROXIES])
 def test_the_user_is_the_one_that_the_proxy_reports(proxy: str, tmp_path: Path) -> None:
-    """The user comes from the proxy's configuration, whatever the client sends: nginx checks a
-    password, Traefik uses another middleware, and the others write a text.
-    """
+    """The user comes from the proxy's configuration, whatever the client sends."""
     words = {"nginx": "$remote_user", "traefik": "somebody", "caddy": "7", "envoy": "7"}[proxy]
     users = {"name": "users", "path": "/users/", "key": "user", "rate": "1/d"}
     rules = [{**users, "audience": "authenticated"}]

@@ -64,9 +64,7 @@ def warnings() -> list[tuple[str, str]]:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> None:
-    """Other fields can be edited in the meantime, and the change undone. A check warns, and the
-    sentence of the rule names the line to add.
-    """
+    """Other fields can be edited in the meantime, and the change undone. A check warns."""
     edge = RateLimitRule.objects.create(name="edge", rate="1/h", options=EDGE)
     site = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h", options=EDGE)
     assert warnings() == []

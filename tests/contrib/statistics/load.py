@@ -57,10 +57,7 @@ def _request(path: str, address: str) -> tuple[HttpRequest, Decision]:
 def load(
     seconds: float, seed: int, policy: str = "local", note: Any = None, threads: int = 2
 ) -> dict[str, int]:
-    """Make calls of every kind as a few busy and many other clients, and return their counts.
-
-    `note` is called before each with the name that it will count under.
-    """
+    """Make calls of every kind as a few busy and many other clients, and return their counts."""
     together: Counts = Counter()
     lock = threading.Lock()
     end = time.monotonic() + seconds

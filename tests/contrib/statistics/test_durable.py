@@ -76,7 +76,7 @@ def rows(name: str) -> list[tuple[int, int]]:
     return list(found.values_list("allowed", "refused"))
 
 
-def test_only_durable_rules_and_limiters_are_stored(
+def test_only_durable_limits_are_stored(
     moved: Callable[[float], None], copied: Callable[[], None]
 ) -> None:
     """Every hour in Redis of a durable rule or limiter is stored, and no hour of another limit."""
@@ -165,12 +165,8 @@ def test_rows_older_than_the_history_are_deleted_and_not_copied(
     assert len(rows("mail.pruned")) == 2
 
 
-def test_a_durable_decorator_stores_the_hours_of_its_view(
-    rf: RequestFactory, copied: Callable[[], None]
-) -> None:
-    """The hours are stored under the group, or under the name of the function or class-based view.
-    A decorator without `durable` stores nothing.
-    """
+def test_a_durable_decorator_stores_hours(rf: RequestFactory, copied: Callable[[], None]) -> None:
+    """The hours have the name of the group, or that of the function or class-based view."""
 
     @ratelimit(group="written.here", key="ip", rate="1/h", durable=True)
     def grouped(request: HttpRequest) -> HttpResponse:
@@ -188,7 +184,7 @@ def test_a_durable_decorator_stores_the_hours_of_its_view(
     for view in (grouped, grouped, Kept.as_view(), other):
         view(rf.get("/"))
     copied()
-    here = f"{__name__}.{test_a_durable_decorator_stores_the_hours_of_its_view.__name__}.<locals>"
+    here = f"{__name__}.{test_a_durable_decorator_stores_hours.__name__}.<locals>"
     names = RateLimitHour.objects.values_list("name", flat=True)
     assert set(names) == {f"{here}.Kept.dispatch", "written.here"}
     assert rows("written.here") == [(1, 1)]
@@ -196,7 +192,7 @@ def test_a_durable_decorator_stores_the_hours_of_its_view(
         ratelimit(group="x" * 201, key="ip", rate="5/h", durable=True)(other)
 
 
-def test_the_field_durable_works_in_settings_and_admin(
+def test_durable_is_a_field_of_settings_and_admin(
     settings: Any, copied: Callable[[], None]
 ) -> None:
     """The field is accepted in the settings, and stored by the admin."""

@@ -62,9 +62,7 @@ print("ends", flush=True)
 """
 
 
-def test_a_silent_redis_does_not_delay_the_end_of_a_writing_process(
-    own: Server, prefix: str
-) -> None:
+def test_a_silent_redis_does_not_delay_the_end_of_a_process(own: Server, prefix: str) -> None:
     """A write that has begun may take five seconds, but the process does not wait for it."""
     command = [sys.executable, "-c", ENDS_WRITING, own.url, prefix, str(own.pid)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -77,12 +75,10 @@ def test_a_silent_redis_does_not_delay_the_end_of_a_writing_process(
 
 @pytest.mark.parametrize("known", ["known", "new"])
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-def test_children_of_multiprocessing_end_cleanly(
+def test_children_end_cleanly(
     method: str, known: str, own: Server, prefix: str, tmp_path: Path
 ) -> None:
-    """Forked and spawned children write their counts and return their leased units, whether or not
-    their parent has decided before.
-    """
+    """Forked and spawned children write their counts and return their leased units."""
     path = tmp_path / "children.py"
     path.write_text(CHILDREN)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,19 +1,13 @@
-"""The Prometheus metrics: totals of the whole site from any process, which never fall and contain
-no data of a client.
-"""
+"""The Prometheus metrics: totals of the site that never fall and have no data of a client."""
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
-import os
 import re
 import shutil
 import socket
 import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,7 +17,7 @@ from urllib.parse import urlencode
 import pytest
 import redis
 from django.contrib.auth.models import AnonymousUser, Permission, User
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
@@ -34,15 +28,18 @@ from django_ratelimit_lua.extension import Extension, Metric
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import visits
-from tests.support.processes import await_port, free_port, until
-from tests.support.redis_server import url
+from tests.contrib.gateway.proxies import ask as get
+from tests.support.processes import free_port, running, until
+from tests.support.redis_server import CLOSED, caches, url
+from tests.support.served_site import serve
+from tests.urls import ok
 
 prometheus_client = pytest.importorskip(
     "prometheus_client", reason="NO METRICS TEST: install prometheus-client"
 )
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-from django_ratelimit_lua.contrib.statistics.metrics import Collector, register  # noqa: E402
+from django_ratelimit_lua.contrib.statistics.metrics import register  # noqa: E402
 from django_ratelimit_lua.contrib.statistics.urls import metrics  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,6 +47,15 @@ site = test_admin.site
 ROOT = Path(__file__).parents[3]
 METRICS = ROOT / "docs" / "metrics"
 TOKEN = "a-token-of-the-tests"
+CONFIGURATION = """
+global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}
+rule_files: [%s]
+scrape_configs:
+  - job_name: django
+    metrics_path: /ratelimit/metrics
+    authorization: {credentials: %s}
+    static_configs: [{targets: ["127.0.0.1:%d"]}]
+"""
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 needs_prometheus = pytest.mark.skipif(
     not PROMETHEUS or not PROMTOOL,
@@ -63,14 +69,8 @@ class Gauges(Extension):
     name = "gauges"
 
     def metrics(self) -> list[Metric]:
-        return [
-            Metric(
-                "rooms",
-                "Rooms by floor and state.",
-                ("floor", "state"),
-                lambda: {("1", "free"): 3.0},
-            )
-        ]
+        labels = ("floor", "state")
+        return [Metric("rooms", "Rooms by floor and state.", labels, lambda: {("1", "free"): 3.0})]
 
 
 def test_metrics_include_gauges_of_other_optional_apps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +80,7 @@ def test_metrics_include_gauges_of_other_optional_apps(monkeypatch: pytest.Monke
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
-    """Return the values by metric and the values of its labels, in the order of the
-    labels' names.
-    """
+    """Return the values by metric and by the values of its labels, in order of their names."""
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -90,10 +88,15 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def scraped() -> dict[tuple[str, ...], float]:
+def exposed() -> str:
+    """Return the text that Prometheus scrapes."""
     registry = prometheus_client.CollectorRegistry()
     register(registry)
-    return samples(prometheus_client.generate_latest(registry).decode())
+    return str(prometheus_client.generate_latest(registry).decode())
+
+
+def scraped() -> dict[tuple[str, ...], float]:
+    return samples(exposed())
 
 
 def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
@@ -116,9 +119,7 @@ def test_bans_have_the_name_of_the_decisions() -> None:
 
 
 def test_metrics_include_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bans in force are counted by limit. A lifted ban is not counted, and limits beyond the bound
-    are left out.
-    """
+    """Bans in force are counted by limit."""
     monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.metrics.MAX_LABELS", 2)
     for name, people in {"login": 3, "mail": 2, "search": 1}.items():
         limiter = RateLimiter(name, "0/s", ban_after=1, ban_for="10m")
@@ -135,9 +136,7 @@ def test_metrics_include_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_metrics_count_decisions() -> None:
-    """Decisions are counted by rule, mode and result, with the units taken and requested, the
-    decision times and the revision of the rules.
-    """
+    """Decisions are counted by rule, mode and result, with their units and their times."""
     mail = RateLimiter("mail", "10/h")
     assert [mail.hit("ada", cost=4).allowed for _ in range(3)] == [True, True, False]
     RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", rate="1/h", mode="shadow")
@@ -152,32 +151,18 @@ def test_metrics_count_decisions() -> None:
         ("shadow", "refused", "quiet"): 2,
         ("", "blocked", "block"): 2,
     }
-    assert found["ratelimit_units_total", "allowed", "mail"] == 8
-    assert found["ratelimit_units_total", "refused", "mail"] == 4
-    assert found["ratelimit_near_limit_total", "mail"] == 1
-    assert found["ratelimit_near_limit_total", "quiet"] == 1
-    count = sum(
-        value for labels, value in found.items() if labels[0] == "ratelimit_decision_seconds_count"
-    )
-    assert count == 8
-    assert (
-        found["ratelimit_decision_seconds_bucket", "+Inf", "redis"]
-        + found["ratelimit_decision_seconds_bucket", "+Inf", "deny-cache"]
-        == count
-    )
-    bounds = [
-        float(labels[1])
-        for labels in found
-        if labels[0] == "ratelimit_decision_seconds_bucket" and labels[2] == "redis"
-    ]
+    assert [found["ratelimit_units_total", of, "mail"] for of in ("allowed", "refused")] == [8, 4]
+    assert [found["ratelimit_near_limit_total", name] for name in ("mail", "quiet")] == [1, 1]
+    seconds = "ratelimit_decision_seconds_"
+    assert sum(count for labels, count in found.items() if labels[0] == f"{seconds}count") == 8
+    assert sum(found[f"{seconds}bucket", "+Inf", by] for by in ("redis", "deny-cache")) == 8
+    bounds = [float(each[1]) for each in found if each[::2] == (f"{seconds}bucket", "redis")]
     assert (min(bounds), sorted(bounds)[-2:]) == (50e-6, [0.25, float("inf")])
-    assert 0 < found["ratelimit_decision_seconds_sum", "redis"] < 60
+    assert 0 < found[f"{seconds}sum", "redis"] < 60
     assert found[("ratelimit_store_up",)] == 1
     assert found[("ratelimit_rules_revision",)] >= 2
-    assert {
-        found["ratelimit_store_errors_total", kind]
-        for kind in ("timeout", "connection", "answered", "paused")
-    } == {0}
+    kinds = ("timeout", "connection", "answered", "paused")
+    assert {found["ratelimit_store_errors_total", kind] for kind in kinds} == {0}
 
 
 def test_totals_do_not_fall_when_minutes_and_hours_expire(direct: redis.Redis, prefix: str) -> None:
@@ -192,30 +177,20 @@ def test_totals_do_not_fall_when_minutes_and_hours_expire(direct: redis.Redis, p
     recorder._begin()
     mail.hit("grace")
     after = scraped()
-    assert decisions(before) == {
-        ("enforce", "allowed", "mail"): 2,
-        ("enforce", "refused", "mail"): 1,
-    }
-    assert decisions(after) == {
-        ("enforce", "allowed", "mail"): 3,
-        ("enforce", "refused", "mail"): 1,
-    }
+    allowed, refused = ("enforce", "allowed", "mail"), ("enforce", "refused", "mail")
+    assert decisions(before) == {allowed: 2, refused: 1}
+    assert decisions(after) == {allowed: 3, refused: 1}
     assert {key for key in direct.scan_iter(f"{prefix}{{stats*") if direct.ttl(key) == -1} == {
         key_of(SITE, b"names")
     }
 
 
 def test_names_beyond_the_bound_are_counted_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is counted separately stays separate, so no total falls. A rule named "other" is
-    counted as a rule.
-    """
+    """A name that is counted separately stays separate, so no total falls."""
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
     for name in ("one", "other"):
         RateLimiter(name, "9/h").hit("ada")
-    assert set(decisions(scraped())) == {
-        ("enforce", "allowed", "one"),
-        ("enforce", "allowed", "other"),
-    }
+    assert {rule for _, _, rule in decisions(scraped())} == {"one", "other"}
     seen = []
     for number in range(20):
         for name in (f"made-{number}", "one"):
@@ -225,14 +200,11 @@ def test_names_beyond_the_bound_are_counted_as_other(monkeypatch: pytest.MonkeyP
     assert all(
         before[key] <= after[key] for before, after in itertools.pairwise(seen) for key in before
     )
-    assert seen[-1] == {
-        ("enforce", "allowed", "one"): 21,
-        ("enforce", "allowed", "made-0"): 1,
-        ("enforce", "allowed", "other"): 20,
-    }
+    counts = {rule: count for (_, _, rule), count in seen[-1].items()}
+    assert counts == {"one": 21, "made-0": 1, "other": 20}
 
 
-def test_an_unused_name_makes_room_for_another(
+def test_an_unused_name_makes_room(
     monkeypatch: pytest.MonkeyPatch, direct: Any, prefix: str
 ) -> None:
     """A name is kept as long as its total. Then another name is counted separately."""
@@ -247,22 +219,13 @@ def test_an_unused_name_makes_room_for_another(
 def test_metrics_contain_no_data_of_a_request() -> None:
     """They contain no address, user, path or field value, whatever is refused."""
 
-    @ratelimit(group="login", key=("ip", "get:name"), rate="1/h")
-    def view(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
+    view = ratelimit(group="login", key=("ip", "get:name"), rate="1/h", block=False)(ok)
 
     for _ in range(3):
-        request = RequestFactory().get(
-            "/secret-path/", {"name": "secret-name"}, REMOTE_ADDR="203.0.113.7"
-        )
+        request = RequestFactory().get("/secret-path/?name=secret-name", REMOTE_ADDR="203.0.113.7")
         request.user = User(username="secret-user", pk=4711)
-        try:
-            view(request)
-        except Exception:
-            break
-    registry = prometheus_client.CollectorRegistry()
-    registry.register(Collector())
-    text = prometheus_client.generate_latest(registry).decode()
+        assert view(request).status_code == 200
+    text = exposed()
     assert 'rule="login' in text
     assert not re.search(r"secret|203\.0\.113|4711", text)
 
@@ -274,9 +237,7 @@ def ask(user: Any = None, method: str = "get", **headers: str) -> HttpResponse:
 
 
 def test_metrics_need_a_permission(settings: Any) -> None:
-    """A user needs the permission to view rules. If a token is set, requests need the token. Other
-    methods than GET are refused.
-    """
+    """A user needs the permission to view rules."""
     assert ask().status_code == 401
     assert ask()["WWW-Authenticate"] == "Bearer"
     assert ask(Authorization="Bearer None").status_code == 401
@@ -285,23 +246,14 @@ def test_metrics_need_a_permission(settings: Any) -> None:
     ada.user_permissions.add(Permission.objects.get(codename="view_ratelimitrule"))
     assert ask(User.objects.get(pk=ada.pk)).status_code == 200
     settings.RATELIMIT_METRICS_TOKEN = TOKEN
-    for wrong in (
-        "",
-        TOKEN,
-        f"Basic {TOKEN}",
-        f"Bearer {TOKEN}x",
-        f"Bearer {TOKEN[:-1]}",
-        "Bearer",
-        "Bearer é",
-    ):
+    right = f"Bearer {TOKEN}"
+    for wrong in ("", TOKEN, f"Basic {TOKEN}", right + "x", right[:-1], "Bearer", "Bearer é"):
         assert ask(Authorization=wrong).status_code == 401, wrong
-    response = ask(Authorization=f"Bearer {TOKEN}")
+    response = ask(Authorization=right)
     assert (response.status_code, response["Cache-Control"].split(",")[0]) == (200, "max-age=0")
     assert samples(response.content.decode())[("ratelimit_store_up",)] == 1
-    assert ask(method="post", Authorization=f"Bearer {TOKEN}").status_code == 405
-    opened = ask(
-        Authorization=f"Bearer {TOKEN}", Accept="application/openmetrics-text; version=1.0.0"
-    )
+    assert ask(method="post", Authorization=right).status_code == 405
+    opened = ask(Authorization=right, Accept="application/openmetrics-text; version=1.0.0")
     assert opened["Content-Type"].startswith("application/openmetrics-text")
     assert opened.content.endswith(b"# EOF\n")
 
@@ -319,49 +271,35 @@ def test_the_default_registry_contains_the_metrics_after_registration() -> None:
 
 
 def test_without_redis_only_the_outage_is_reported(settings: Any) -> None:
-    """Counters are left out, because a counter of zero would be a fall. When Redis is back,
-    failures are reported by kind.
-    """
-    caches, mail = settings.CACHES, RateLimiter("mail", "1000/h", on_store_error="open")
+    """Counters are left out, because a counter of zero would be a fall."""
+    mail = RateLimiter("mail", "1000/h", on_store_error="open")
     mail.hit("ada")
-    settings.CACHES = {"default": {**caches["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = caches(CLOSED)
     for _ in range(10):
         mail.hit("ada")
     assert scraped() == {("ratelimit_store_up",): 0}
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         settings.RATELIMIT_TIMEOUT = 0.05
-        settings.CACHES = {
-            "default": {
-                **caches["default"],
-                "LOCATION": f"redis://127.0.0.1:{silent.getsockname()[1]}/0",
-            }
-        }
+        settings.CACHES = caches(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
         mail.hit("ada")
-    settings.RATELIMIT_TIMEOUT = 10
-    settings.CACHES = caches
+    settings.RATELIMIT_TIMEOUT, settings.CACHES = 10, caches(url())
     found = scraped()
     assert found[("ratelimit_store_up",)] == 1
-    # Three failures in a row, and nobody is asked any more; a hit may ask more than once, for
-    # rules.
-    assert found["ratelimit_store_errors_total", "connection"] == 3
-    assert found["ratelimit_store_errors_total", "paused"] >= 7
-    assert found["ratelimit_store_errors_total", "timeout"] >= 1
-    assert found["ratelimit_store_errors_total", "answered"] == 0
+    errors = {key[1]: found[key] for key in found if key[0] == "ratelimit_store_errors_total"}
+    # Three failures in a row begin a pause. A hit may ask more than once, for the rules.
+    assert (errors["connection"], errors["answered"]) == (3, 0)
+    assert errors["paused"] >= 7
+    assert errors["timeout"] >= 1
     assert decisions(found) == {("enforce", "allowed", "mail"): 1, ("", "policy", "mail"): 11}
 
 
-def test_an_error_reply_of_redis_is_counted_as_a_separate_kind_of_failure(
-    settings: Any, direct: redis.Redis
-) -> None:
+def test_an_error_reply_of_redis_is_a_kind_of_failure(settings: Any, direct: redis.Redis) -> None:
     """For example, the Redis user may not run scripts."""
     rights: Any = {"enabled": True, "nopass": True, "keys": ["*"], "categories": ["+@all"]}
     direct.acl_setuser("metrics", **rights, commands=["-evalsha"])
     try:
-        place = url().replace("redis://", "redis://metrics:x@")
         settings.RATELIMIT_TIMEOUT = 10
-        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": place}}
+        settings.CACHES = caches(url().replace("redis://", "redis://metrics:x@"))
         RateLimiter("mail", "5/h", on_store_error="open").hit("ada")
         direct.acl_setuser("metrics", **rights)  # Statistics are written by scripts.
         # The rules are read by a script, too, and the store may pause after an error.
@@ -375,82 +313,34 @@ def test_an_error_reply_of_redis_is_counted_as_a_separate_kind_of_failure(
 @pytest.fixture
 def workers(prefix: str) -> Iterator[int]:
     """Return the port of a site with two processes."""
-    port = free_port()
-    command = [
-        "gunicorn",
-        "tests.contrib.statistics.metrics_site:application",
-        "--workers=2",
-        "--log-level=warning",
-    ]
-    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix, "RATELIMIT_TEST_TOKEN": TOKEN}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command, f"--bind=127.0.0.1:{port}"], cwd=ROOT, env=environment
-    )
-    try:
-        await_port(port)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(30)
+    settings = {
+        "INSTALLED_APPS": ["django_ratelimit_lua", "django_ratelimit_lua.contrib.statistics"],
+        "MIDDLEWARE": [],
+        "RATELIMIT_CACHE_PREFIX": prefix,
+        "RATELIMIT_METRICS_TOKEN": TOKEN,
+    }
+    urls = "tests.contrib.statistics.metrics_site"
+    with serve("gunicorn", urls, "--workers=2", **settings) as served:
+        yield served.port
 
 
 @pytest.fixture
 def prometheus(workers: int, tmp_path: Path) -> Iterator[int]:
-    """Return the port of a Prometheus that scrapes the site twice a second, with the documented
-    alerts.
-    """
-    port = free_port()
-    configuration = {
-        "global": {
-            "scrape_interval": "500ms",
-            "scrape_timeout": "500ms",
-            "evaluation_interval": "1s",
-        },
-        "rule_files": [str(METRICS / "alerts.yml")],
-        "scrape_configs": [
-            {
-                "job_name": "django",
-                "metrics_path": "/ratelimit/metrics",
-                "authorization": {"credentials": TOKEN},
-                "static_configs": [{"targets": [f"127.0.0.1:{workers}"]}],
-            }
-        ],
-    }
-    file = tmp_path / "prometheus.yml"
-    file.write_text(json.dumps(configuration))  # JSON is YAML.
+    """Return the port of a Prometheus that scrapes the site, with the documented alerts."""
+    port, file = free_port(), tmp_path / "prometheus.yml"
+    file.write_text(CONFIGURATION % (METRICS / "alerts.yml", TOKEN, workers))
     subprocess.run([str(PROMTOOL), "check", "config", str(file)], check=True, capture_output=True)
-    command = [
-        str(PROMETHEUS),
-        f"--config.file={file}",
-        f"--storage.tsdb.path={tmp_path / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--log.level=warn",
-    ]
-    process = subprocess.Popen(command, cwd=tmp_path)
-    try:
-        await_port(port)
+    options = f"--config.file={file} --storage.tsdb.path={tmp_path / 'data'} --log.level=warn"
+    command = [str(PROMETHEUS), *options.split(), f"--web.listen-address=127.0.0.1:{port}"]
+    with running(command, port, cwd=tmp_path):
         yield port
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        connection.request("GET", path, headers=headers)
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
 
 
 def query(port: int, expression: str) -> list[float]:
-    with urllib.request.urlopen(
-        f"http://127.0.0.1:{port}/api/v1/query?{urlencode({'query': expression})}", timeout=30
-    ) as response:
-        return [float(row["value"][1]) for row in json.load(response)["data"]["result"]]
+    """Return the values of an expression. Raises for what Prometheus refuses."""
+    answer = get(port, f"/api/v1/query?{urlencode({'query': expression})}")
+    assert answer.status == 200, (expression, answer.body)
+    return [float(row["value"][1]) for row in answer.json()["data"]["result"]]
 
 
 def _is(port: int, expression: str, expected: float) -> bool:
@@ -463,9 +353,9 @@ def test_prometheus_can_scrape_any_process(workers: int, prometheus: int) -> Non
     answers = []
 
     def process(who: object) -> bytes:
-        status, body = get(workers, f"/search/?who={who}")
-        answers.append(status)
-        return body
+        answer = get(workers, f"/search/?who={who}")
+        answers.append(answer.status)
+        return answer.body
 
     numbers, seen = itertools.count(1000), set()
     until(lambda: seen.add(process(next(numbers))) or len(seen) == 2, "both processes answer", 60)
@@ -475,23 +365,15 @@ def test_prometheus_can_scrape_any_process(workers: int, prometheus: int) -> Non
     assert (allowed, refused) == (len(answers) - 40, 40)
     rule = '{rule=~"search.*"}'
 
-    def total(result: str) -> list[float]:
-        return query(
-            prometheus,
-            f'sum(ratelimit_decisions_total{{rule=~"search.*",mode="enforce",result="{result}"}})',
-        )
-
-    until(
-        lambda: (total("allowed"), total("refused")) == ([float(allowed)], [40.0]),
-        "all is told",
-        30,
-    )
+    decided = 'sum(ratelimit_decisions_total{rule=~"search.*",mode="enforce",result="%s"})'
     # A busy process writes its numbers in several parts.
     for expression, expected in {
+        decided % "allowed": allowed,
+        decided % "refused": refused,
         'sum(ratelimit_units_total{result="allowed"})': allowed,
         "sum(ratelimit_decision_seconds_count)": len(answers),
     }.items():
-        until(partial(_is, prometheus, expression, float(expected)), expression, 30)
+        until(partial(_is, prometheus, expression, float(expected)), expression)
     assert query(prometheus, "min(ratelimit_store_up)") == [1.0]
     assert set(query(prometheus, f"resets(ratelimit_decisions_total{rule}[5m])")) == {0.0}
     assert query(prometheus, 'count(ALERTS{alertname=~"RateLimit.*",alertstate="firing"})') == []
@@ -501,23 +383,19 @@ def test_prometheus_can_scrape_any_process(workers: int, prometheus: int) -> Non
 def test_promtool_accepts_the_metrics(workers: int) -> None:
     """promtool finds no fault in names, types and help texts."""
     get(workers, "/search/?who=ada")
-    status, text = get(workers, "/ratelimit/metrics", Authorization=f"Bearer {TOKEN}")
-    checked = subprocess.run(
-        [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, check=False
-    )
-    assert (status, checked.returncode, checked.stdout, checked.stderr) == (200, 0, b"", b"")
-    assert get(workers, "/ratelimit/metrics")[0] == 401
+    answer = get(workers, "/ratelimit/metrics", Authorization=f"Bearer {TOKEN}")
+    command = [str(PROMTOOL), "check", "metrics"]
+    checked = subprocess.run(command, input=answer.body, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+    assert (answer.status, get(workers, "/ratelimit/metrics").status) == (200, 401)
 
 
 @needs_prometheus
 def test_the_alerts_fire_under_their_conditions() -> None:
-    """promtool tests each alert with a series of values. No alert fires before its
-    condition holds.
-    """
-    for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
-        checked = subprocess.run(
-            [str(PROMTOOL), *arguments], cwd=METRICS, capture_output=True, text=True, check=False
-        )
+    """promtool tests each alert with a series of values."""
+    for words in ("check rules alerts.yml", "test rules alerts_test.yml"):
+        command = [str(PROMTOOL), *words.split()]
+        checked = subprocess.run(command, cwd=METRICS, capture_output=True, check=False)
         assert checked.returncode == 0, checked.stdout + checked.stderr
     alerts = set(re.findall(r"- alert: (\w+)", (METRICS / "alerts.yml").read_text()))
     assert alerts == set(re.findall(r"alertname: (\w+)", (METRICS / "alerts_test.yml").read_text()))
@@ -535,13 +413,9 @@ def expressions() -> list[str]:
 def test_dashboard_and_alerts_use_existing_metrics() -> None:
     """They use only existing metrics and labels, and each metric is used at least once."""
     RateLimiter("mail", "5/h").hit("ada")
-    registry = prometheus_client.CollectorRegistry()
-    register(registry)
     there = {
         sample.name: set(sample.labels) | {"job"}
-        for family in text_string_to_metric_families(
-            prometheus_client.generate_latest(registry).decode()
-        )
+        for family in text_string_to_metric_families(exposed())
         for sample in family.samples
     }
     asked = set()
@@ -557,16 +431,13 @@ def test_prometheus_evaluates_every_query_of_the_dashboard(prometheus: int, work
     """With Grafana's variables filled in, each query is valid."""
     for number in range(30):
         get(workers, f"/search/?who={number % 2}")
-    until(
-        lambda: bool(query(prometheus, 'ratelimit_decisions_total{result="refused"}')),
-        "it is told",
-        30,
-    )
+    refused = 'ratelimit_decisions_total{result="refused"}'
+    until(lambda: bool(query(prometheus, refused)), "the refusals are scraped")
     filled = [
-        expression.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$rule", ".*")
+        re.sub(r"\$(job|rule)", ".*", expression.replace("$__rate_interval", "5m"))
         for expression in expressions()
         if not expression.startswith("label_values")
     ]
     for expression in filled:
-        query(prometheus, expression)  # Raises for what is no query.
+        query(prometheus, expression)
     until(lambda: query(prometheus, filled[1]) != [], "there are rates", 30)

@@ -1,6 +1,4 @@
-"""The shadow counts of a rule are the requests that the current version of the rule has seen and
-would have refused.
-"""
+"""The requests that the current version of a rule has seen and would have refused."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def rule(**fields: object) -> RateLimitRule:
 
 
 def test_shadow_mode_counts_requests_refusals_and_identities() -> None:
-    """A request counts once, whatever number of rates the rule has. Requests under an enforced rule
-    are not counted.
-    """
+    """A request counts once, whatever number of rates the rule has."""
     one = rule(rate="2/h, 2/d")
     for address, times in (("203.0.113.1", 4), ("203.0.113.2", 1), ("203.0.113.3", 3)):
         assert visits(times, address) == [200] * times
@@ -48,9 +44,7 @@ def test_shadow_mode_counts_requests_refusals_and_identities() -> None:
 
 
 def test_another_version_of_a_rule_starts_with_new_counts() -> None:
-    """A change of the limit starts a new version, but a change of description, order or message
-    does not. The counts of the earlier version are kept.
-    """
+    """A change of the limit starts a new version, but that of a message does not."""
     one = rule()
     assert visits(3) == [200] * 3
     one.description, one.order, one.message = "Better.", 5, "Slower."

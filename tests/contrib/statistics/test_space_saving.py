@@ -15,9 +15,7 @@ PARTS = st.lists(st.dictionaries(DIGESTS, st.integers(1, 9), max_size=8), max_si
 
 @given(PARTS, st.integers(1, 12))
 def test_every_estimate_is_within_its_error(parts: list[dict[bytes, int]], capacity: int) -> None:
-    """The true count is at most the estimate and at least the estimate without its error. A client
-    that is not listed has at most the smallest estimate of the list.
-    """
+    """The true count is at most the estimate and at least the estimate without its error."""
     summary = Summary(capacity)
     real: Counter[bytes] = Counter()
     for part in parts:

@@ -33,12 +33,8 @@ def words(page: str) -> str:
 
 @pytest.mark.usefixtures("rule")
 @pytest.mark.parametrize("permissions", [("view_identities",), ()])
-def test_ten_clients_of_a_network_are_distinguished_and_blocked_separately(
-    permissions: tuple[str, ...],
-) -> None:
-    """Clients are distinguished by their digests, with and without the permission to see
-    identities. A client is blocked and unblocked in its row.
-    """
+def test_clients_of_a_network_are_blocked_separately(permissions: tuple[str, ...]) -> None:
+    """Their digests distinguish them. A client is blocked and unblocked in its row."""
     operator = staff("view_ratelimitrule", "block_identity", *permissions, name="desk")
     addresses = [f"203.0.113.{number}" for number in range(1, 11)]
     for address in addresses:
@@ -68,9 +64,7 @@ def test_ten_clients_of_a_network_are_distinguished_and_blocked_separately(
 
 @pytest.mark.usefixtures("rule")
 def test_the_page_shows_what_refused_the_client(operator: Client) -> None:
-    """Refusals and units of the last 24 hours are listed by limit. The page of another client has
-    none of them.
-    """
+    """Refusals and units of the last 24 hours are listed by limit."""
     RateLimitRule.objects.create(name="all", path="/", key="ip", rate="50/h", mode="shadow")
     visits(9, "203.0.113.1")
     visits(5, "203.0.113.2")
@@ -95,9 +89,7 @@ def test_what_a_rule_in_shadow_mode_would_refuse_is_no_refusal(operator: Client)
 @pytest.mark.usefixtures("rule")
 @pytest.mark.parametrize("shape", [str, str.lower, lambda text: text.replace("-", "")])
 def test_a_reference_leads_to_the_client(operator: Client, shape: Any) -> None:
-    """The reference is accepted with or without hyphens, in the search for clients too. The client
-    is found by its digest.
-    """
+    """The reference is accepted with or without hyphens, in the search for clients too."""
     visits(2, "203.0.113.1")
     visitor = Client(REMOTE_ADDR="203.0.113.1")
     reference = visitor.get("/ok")["RateLimit-Reference"]
@@ -110,12 +102,10 @@ def test_a_reference_leads_to_the_client(operator: Client, shape: Any) -> None:
 
 
 @pytest.mark.parametrize("shows", ["plain", "masked"])
-def test_the_page_from_a_reference_has_the_numbers_of_the_refusal(
+def test_a_reference_leads_to_the_numbers_of_a_refusal(
     operator: Client, settings: Any, shows: str
 ) -> None:
-    """The recorded name of the client leads to the counts of its address and of its user name.
-    Counts that a masked name does not lead to are left out.
-    """
+    """The recorded name of the client leads to the counts of its address and of its user name."""
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     settings.ROOT_URLCONF = "tests.acceptance.admin.test_admin_clients"
     visitor = Client(REMOTE_ADDR="203.0.113.1")

@@ -23,12 +23,10 @@ from tests.contrib.statistics.counts import top
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_another_process_forgets_unwritten_counts_within_a_second(
+def test_another_process_forgets_unwritten_counts(
     direct: redis.Redis, prefix: str, tmp_path: Path
 ) -> None:
-    """The process also drops unwritten counts and the lists of clients that it writes
-    every second.
-    """
+    """The process also drops its unwritten counts and lists of clients."""
     forget_what_another_process_knows(direct, prefix, tmp_path, "statistics")
 
 

@@ -53,9 +53,7 @@ def switched_on(settings: Any) -> Iterator[None]:
 
 
 def points(reader: Any = READER) -> dict[tuple[str, ...], Any]:
-    """Return the points by instrument and the values of its attributes, in the order of their
-    names.
-    """
+    """Return the points by instrument and by the values of its attributes."""
     found = reader.get_metrics_data()
     return {
         (metric.name, *(str(value) for _, value in sorted(point.attributes.items()))): point
@@ -80,9 +78,7 @@ def collected() -> dict[tuple[str, ...], int]:
 
 
 def test_requests_and_durations_are_reported_by_rule_and_result() -> None:
-    """This holds for every source, in sync and async code. A peek is not reported. Durations are in
-    seconds, in the package's own buckets.
-    """
+    """This holds for every source, in sync and async code."""
     assert listener.wait_until_listening(30)  # As it begins to listen, it forgets what was refused.
     mail = RateLimiter("otel.mail", "3/h")
     for _ in range(3):
@@ -136,9 +132,7 @@ def test_shadow_refusals_blocks_and_exemptions_are_reported() -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_decision_is_a_span_of_the_request(kind: str) -> None:
-    """The span has the rule, mode, result and source as attributes, and lies within the span of the
-    request.
-    """
+    """Its attributes are rule, mode, result and source. It lies in the request's span."""
 
     @ratelimit(group="otel.view", key="ip", rate="1/h", block=False)
     def view(request: HttpRequest) -> HttpResponse:
