@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from asgiref.sync import async_to_sync
+
 from tests.contrib.gateway.proxies import Answer
 
 Pairs = Iterable[tuple[bytes, bytes]]
@@ -32,20 +34,8 @@ async def aask(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": list(headers),
-        "client": (peer, 50_000),
-        "server": ("127.0.0.1", 80),
-        "scheme": "http",
-        "root_path": "",
-        "http_version": "1.1",
-        "asgi": {"version": "3.0"},
-    }
+    scope = {"type": "http", "method": method, "path": path, "query_string": b""}
+    scope |= {"headers": list(headers), "client": (peer, 50_000)}
     await application(scope, receive, send)
     start, *rest = sent
     found = {
@@ -54,12 +44,4 @@ async def aask(
     return Answer(start["status"], found, b"".join(message.get("body", b"") for message in rest))
 
 
-def ask(
-    application: Callable[..., Awaitable[None]],
-    path: str,
-    headers: Pairs,
-    *arguments: Any,
-    **named: Any,
-) -> Answer:
-    """`aask` in an event loop of its own."""
-    return asyncio.run(aask(application, path, headers, *arguments, **named))
+ask = async_to_sync(aask)

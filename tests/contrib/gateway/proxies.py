@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import os
@@ -13,7 +12,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -73,18 +73,13 @@ def ask(
     **headers: str,
 ) -> Answer:
     """Send a request from a local address. Names of headers have underscores for hyphens."""
-    connection = http.client.HTTPConnection(
-        "127.0.0.1", port, timeout=30, source_address=(client, 0)
-    )
-    try:
-        connection.request(
-            method, path, body, {name.replace("_", "-"): value for name, value in headers.items()}
-        )
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    place = http.client.HTTPConnection("127.0.0.1", port, timeout=30, source_address=(client, 0))
+    with closing(place) as connection:
+        connection.request(method, path, body, given)
         response = connection.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, found, response.read())
-    finally:
-        connection.close()
 
 
 def say(port: int, *lines: str) -> tuple[int, bytes]:
@@ -228,37 +223,18 @@ def started(proxy: str, text: str, port: int, parent: Path) -> Iterator[None]:
         yield
 
 
-async def _client(port: int, count: int, head: bytes, statuses: Counter[int]) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for _ in range(count):
-        writer.write(head)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        statuses[int(answer.split(b" ", 2)[1])] += 1
-        lengths = [
-            line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")
-        ]
-        if lengths:
-            await reader.readexactly(int(lengths[0].partition(b":")[2]))
-        elif b"chunked" in answer.lower():
-            while size := int(await reader.readline(), 16):
-                await reader.readexactly(size + 2)
-            await reader.readline()
-        if b"connection: close" in answer.lower():
-            writer.close()
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.close()
-
-
-def rush(port: int, path: str, requests: int, clients: int = 16, **headers: str) -> Counter[int]:
+def rush(port: int, path: str, requests: int, clients: int = 16) -> Counter[int]:
     """Send the requests of several clients simultaneously, and count the statuses."""
-    statuses: Counter[int] = Counter()
-    lines = [f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()]
-    head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{''.join(lines)}\r\n".encode()
 
-    async def all_of_them() -> None:
-        await asyncio.gather(
-            *(_client(port, requests // clients, head, statuses) for _ in range(clients))
-        )
+    def client(_: int) -> Counter[int]:
+        statuses: Counter[int] = Counter()
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+            for _ in range(requests // clients):
+                connection.request("GET", path)
+                response = connection.getresponse()
+                response.read()
+                statuses[response.status] += 1
+        return statuses
 
-    asyncio.run(all_of_them())
-    return statuses
+    with ThreadPoolExecutor(clients) as pool:
+        return sum(pool.map(client, range(clients)), Counter())

@@ -53,36 +53,26 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield found
 
 
-@pytest.mark.parametrize(
-    ("method", "data", "secret", "status"),
-    [
-        (METHOD, b"\xff", SECRET, grpc.StatusCode.INVALID_ARGUMENT),
-        (METHOD, question(), SECRET, grpc.StatusCode.INVALID_ARGUMENT),
-        (METHOD, bytes(MAX_BYTES + 1), SECRET, grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (METHOD, question(LOGIN), f"proxy-{SECRET}", grpc.StatusCode.PERMISSION_DENIED),
-        (METHOD, question(LOGIN), "", grpc.StatusCode.PERMISSION_DENIED),
-        (METHOD, question(LOGIN), f"{SECRET} {SECRET}", grpc.StatusCode.PERMISSION_DENIED),
-        (f"/{protocol.SERVICE}/Other", b"", SECRET, grpc.StatusCode.UNIMPLEMENTED),
-    ],
-    ids=[
-        "garbage",
-        "no descriptor",
-        "too large",
-        "for check",
-        "no secret",
-        "two secrets",
-        "another method",
-    ],
-)
-def test_every_refused_call_has_a_status(
-    method: str, data: bytes, secret: str, status: grpc.StatusCode, gateway: Gateway
-) -> None:
+REFUSED = {
+    "garbage": (METHOD, b"\xff", SECRET, "INVALID_ARGUMENT"),
+    "no descriptor": (METHOD, question(), SECRET, "INVALID_ARGUMENT"),
+    "too large": (METHOD, bytes(MAX_BYTES + 1), SECRET, "RESOURCE_EXHAUSTED"),
+    "for check": (METHOD, question(LOGIN), f"proxy-{SECRET}", "PERMISSION_DENIED"),
+    "no secret": (METHOD, question(LOGIN), "", "PERMISSION_DENIED"),
+    "two secrets": (METHOD, question(LOGIN), f"{SECRET} {SECRET}", "PERMISSION_DENIED"),
+    "another method": (f"/{protocol.SERVICE}/Other", b"", SECRET, "UNIMPLEMENTED"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_refused_call_has_a_status(name: str, gateway: Gateway) -> None:
     """The status is specific and has no traceback. The next call gets a response."""
+    method, data, secret, status = REFUSED[name]
     with gateway.client() as client:
         with pytest.raises(grpc.RpcError) as raised:
             client.call(data, method, [("x-ratelimit-secret", each) for each in secret.split()])
         error: Any = raised.value
-        assert error.code() == status
+        assert error.code().name == status
         assert "Traceback" not in error.details()
         assert client.code([("other", "x")]) == OK
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import path as url
 from rest_framework.request import Request
@@ -21,16 +20,14 @@ from django_ratelimit_lua.contrib.gateway import protocol
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from tests.contrib.gateway.grpc_gateway import Gateway
 from tests.contrib.gateway.proxies import SECRET, Site, ask, needs
+from tests.urls import LIMITS, ok
 
 UNITS = 100
 RULE = {"name": "shared", "path": "/shared/", "key": "all", "rate": f"{UNITS}/h"}
 RULE["descriptor"] = ["generic_key=shared"]
-MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 
 
-@ratelimit(group="shared", key="ip", rate="1000/m")
-def decorated(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
+decorated = ratelimit(group="shared", key="ip", rate="1000/m")(ok)
 
 
 class Shared(SimpleRateThrottle):
@@ -50,7 +47,7 @@ class Throttled(APIView):
         return Response("ok")
 
 
-urlpatterns = [url("shared/", lambda request: HttpResponse("ok"))]
+urlpatterns = [url("shared/", ok)]
 
 
 def is_admitted(port: int) -> bool:
@@ -75,31 +72,25 @@ def test_all_ways_use_the_same_count(
         shared = {name: site.settings[name] for name in ("DATABASES", "CACHES")}
         settings.CACHES, settings.RATELIMIT_RULES = site.settings["CACHES"], [RULE]
         settings.RATELIMIT_TIMEOUT = 5
-        settings.ROOT_URLCONF, settings.MIDDLEWARE = __name__, [MIDDLEWARE]
+        settings.ROOT_URLCONF, settings.MIDDLEWARE = __name__, [LIMITS]
         factory = RequestFactory()
         with Gateway(tmp_path, [RULE], **given, **shared) as envoy, envoy.client() as grpc_client:
             view = Throttled.as_view()
 
-            def request(number: int) -> HttpRequest:
-                return factory.get("/shared/", REMOTE_ADDR=f"203.0.113.{number}")
-
-            faces: list[Callable[[int], bool]] = [
-                lambda number: decorated(request(number)).status_code == 200,
-                lambda number: (
-                    Client(REMOTE_ADDR=f"203.0.113.{number}").get("/shared/").status_code == 200
-                ),
-                lambda number: view(request(number)).status_code == 200,
-                lambda number: ask(port, "/shared/").status == 200,
-                lambda number: grpc_client.code([("generic_key", "shared")]) == protocol.OK,
-                lambda number: is_admitted(site.port),
+            faces: list[Callable[[], bool]] = [
+                lambda: decorated(factory.get("/shared/")).status_code == 200,
+                lambda: Client().get("/shared/").status_code == 200,
+                lambda: view(factory.get("/shared/")).status_code == 200,
+                lambda: ask(port, "/shared/").status == 200,
+                lambda: grpc_client.code([("generic_key", "shared")]) == protocol.OK,
+                lambda: is_admitted(site.port),
             ]
 
-            def client(number: int) -> list[int]:
-                return [sum(face(number) for _ in range(2)) for face in faces]
+            def client(_: int) -> int:
+                return sum(face() for face in faces * 2)
 
-            for face in faces:
-                assert face(99)
+            assert [face() for face in faces] == [True] * len(faces)
             with ThreadPoolExecutor(16) as pool:
-                admitted = list(pool.map(client, range(16)))
-            assert sum(map(sum, admitted)) == UNITS - len(faces)
-            assert [face(99) for face in faces] == [False] * len(faces)
+                admitted = sum(pool.map(client, range(16)))
+            assert admitted == UNITS - len(faces)
+            assert [face() for face in faces] == [False] * len(faces)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.core.checks import run_checks
@@ -33,9 +34,9 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 settings.configure(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratelimit_lua"])
-for name in ("asgi", "urls"):
+for name in ("gateway.asgi", "gateway.urls", "statistics.urls"):
     try:
-        import_module(f"django_ratelimit_lua.contrib.gateway.{name}")
+        import_module(f"django_ratelimit_lua.contrib.{name}")
     except ImproperlyConfigured as error:
         print(error)
 try:
@@ -48,18 +49,13 @@ except CommandError as error:
 @contextmanager
 def removed() -> Iterator[None]:
     """Run as if no optional app were installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extension, "extensions", [])
+    with patch.object(extension, "extensions", []):
         yield
 
 
 def warnings() -> list[tuple[str, str]]:
     found = run_checks(tags=["database"], databases=["default"])
-    return [
-        (message.msg, message.hint)
-        for message in found
-        if message.id == "django_ratelimit_lua.W029"
-    ]
+    return [(each.msg, each.hint) for each in found if each.id == "django_ratelimit_lua.W029"]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -120,8 +116,8 @@ def test_urls_servers_and_verbs_need_the_app() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True
     )
+    gateway = f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}."
     assert done.stdout.splitlines() == [
-        f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}.",
-        f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}.",
+        *(gateway, gateway, gateway.replace("gateway", "statistics")),
         f"Error: the app of the verb 'grpc' is not installed. {LINE}",
     ]

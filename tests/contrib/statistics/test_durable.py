@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
-from django.views import View
 
 from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
 from django_ratelimit_lua.contrib.statistics import hours
@@ -25,20 +24,11 @@ from django_ratelimit_lua.models import RateLimitRule
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import visits
 from tests.support.processes import Worker, migrated, until
+from tests.urls import Wrapped, ok
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
 KEPT = {"durable": True}
-
-
-class Moved:
-    """The module `time` with a shifted clock."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def time(self) -> float:
-        return time.time() + self._seconds
 
 
 @pytest.fixture
@@ -47,7 +37,8 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     def move(seconds: float) -> None:
         recorder.flush()
-        monkeypatch.setattr(recording, "time", Moved(seconds))
+        moved = SimpleNamespace(time=lambda: time.time() + seconds)
+        monkeypatch.setattr(recording, "time", moved)
 
     return move
 
@@ -168,18 +159,12 @@ def test_rows_older_than_the_history_are_deleted_and_not_copied(
 def test_a_durable_decorator_stores_hours(rf: RequestFactory, copied: Callable[[], None]) -> None:
     """The hours have the name of the group, or that of the function or class-based view."""
 
-    @ratelimit(group="written.here", key="ip", rate="1/h", durable=True)
-    def grouped(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
+    grouped = ratelimit(group="written.here", key="ip", rate="1/h", durable=True)(ok)
+    other = ratelimit(group="not.kept", key="ip", rate="5/h")(ok)
 
     @method_decorator(ratelimit(key="ip", rate="5/h", durable=True), name="dispatch")
-    class Kept(View):
-        def get(self, request: HttpRequest) -> HttpResponse:
-            return HttpResponse()
-
-    @ratelimit(group="not.kept", key="ip", rate="5/h")
-    def other(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
+    class Kept(Wrapped):
+        pass
 
     for view in (grouped, grouped, Kept.as_view(), other):
         view(rf.get("/"))

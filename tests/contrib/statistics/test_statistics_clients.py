@@ -12,7 +12,7 @@ from django.test import Client
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.acceptance.admin.test_admin import site, staff, visits  # noqa: F401 - a fixture
-from tests.contrib.statistics.test_statistics_pages import text
+from tests.contrib.statistics.test_statistics_pages import text, words
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CLIENT = "/admin/django_ratelimit_lua/client/"
@@ -25,10 +25,6 @@ def client_of(address: str) -> str:
 @pytest.fixture
 def rule() -> RateLimitRule:
     return RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
-
-
-def words(page: str) -> str:
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
 @pytest.mark.usefixtures("rule")

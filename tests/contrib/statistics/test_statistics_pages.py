@@ -32,12 +32,13 @@ from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import given, site, staff, visits  # noqa: F401 - a fixture
-from tests.support.redis_server import url
+from tests.support.redis_server import CLOSED, caches, url
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OVERVIEW = "/admin/django_ratelimit_lua/overview/"
 RULES = test_admin.RULES
 LIMIT = f"{RULES}limit/"
+AUTHENTICATED = {"audience": "authenticated"}
 ODD = (
     "größe/naïve ✓",
     "a/b?c=d&e#f",
@@ -123,9 +124,8 @@ def test_the_period_stays_in_every_link(operator: Client) -> None:
     periods = re.findall(r'href="\?period=(\w+)"', page)
     assert periods == ["hour", "day", "week", "90d"]
     for where in (f"{LIMIT}?name=linked&period=hour", client):
-        links = re.findall(
-            r'href="([^"]*/(?:limit|client)/\?[^"]*)"', unescape(text(operator, where))
-        )
+        page = unescape(text(operator, where))
+        links = re.findall(r'href="[^"]*/(?:limit|client)/\?[^"]*"', page)
         assert links
         assert all("period=hour" in link for link in links), where
     assert 'href="?name=linked&period=year"' in unescape(text(operator, name="linked"))
@@ -142,8 +142,7 @@ def test_an_outage_is_shown_with_its_time_and_its_decisions(
     limiter.hit("ada")
     recorder.flush()
     stop(20)
-    caches = settings.CACHES["default"]
-    settings.CACHES = {"default": {**caches, "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = caches(CLOSED)
     for minutes, times in ((50, 3), (48, 4)):
         clock[0] = now - minutes * 60
         for _ in range(times):
@@ -152,7 +151,7 @@ def test_an_outage_is_shown_with_its_time_and_its_decisions(
             recorder._count_queue()
             tables, recorder._tables = recorder._tables, type(recorder._tables)()
             recorder._writer.take(tables, {}, {})
-    settings.CACHES = {"default": {**caches, "LOCATION": url()}}
+    settings.CACHES = caches(url())
     clock[0] = now - 120
     limiter.hit("ada")
     recorder.flush()
@@ -194,10 +193,8 @@ def test_refused_clients_are_shown_to_permitted_users() -> None:
     """The permission to view rules is enough for the numbers. Names need another permission."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
     visits(5, "203.0.113.1")
-    viewer, other = (
-        staff("view_ratelimitrule", name="viewer"),
-        staff("view_ratelimitoverride", name="other"),
-    )
+    viewer = staff("view_ratelimitrule", name="viewer")
+    other = staff("view_ratelimitoverride", name="other")
     both = staff("view_ratelimitrule", "view_identities", name="both")
     hidden = text(viewer, name="site")
     assert "203.0.113.0/24" not in hidden
@@ -230,10 +227,8 @@ def test_every_name_has_its_page(operator: Client, name: str) -> None:
 def test_each_client_has_its_actions_in_the_row(operator: Client) -> None:
     """The row links to the client's page, a block and an override of exactly this client."""
     user = User.objects.create_user("ada")
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h")
-    RateLimitRule.objects.create(
-        name="users", path="/ok", key="user", rate="1/h", audience="authenticated"
-    )
+    for name, who in (("site", {"key": "ip"}), ("users", {"key": "user"} | AUTHENTICATED)):
+        RateLimitRule.objects.create(name=name, path="/ok", rate="1/h", **who)
     visits(3, "203.0.113.1")
     ada = Client(REMOTE_ADDR="203.0.113.9")
     ada.force_login(user)
@@ -298,9 +293,7 @@ def test_lists_show_the_last_day_with_a_link(operator: Client, settings: Any) ->
     assert "would be refused: 4</div>" in shown
     assert f'<a href="{LIMIT}?name=mail.lists"><svg' in unescape(text(operator, RULES))
     stop(20)  # No thread is to ask the one server for the other.
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    }
+    settings.CACHES = caches(CLOSED)
     for where in (RULES, OVERVIEW, f"{LIMIT}?name=tried"):
         assert "ratelimit-bars" not in text(operator, where)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.http import HttpRequest, HttpResponse
+from asgiref.sync import async_to_sync
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
@@ -19,6 +19,7 @@ from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import visits
+from tests.urls import aok, ok
 
 pytest.importorskip("opentelemetry.sdk", reason="NO TELEMETRY TEST: install opentelemetry-sdk")
 from opentelemetry import metrics, trace
@@ -86,13 +87,11 @@ def test_requests_and_durations_are_reported_by_rule_and_result() -> None:
     mail.peek("ada")
     asyncio.run(mail.ahit("ada"))
     mail.hit("ada")
+    expected = {("allowed", "redis"): 3, ("refused", "redis"): 1, ("refused", "deny-cache"): 1}
     assert collected() == {
-        ("ratelimit.decisions", "enforce", "allowed", "otel.mail", "redis"): 3,
-        ("ratelimit.decisions", "enforce", "refused", "otel.mail", "redis"): 1,
-        ("ratelimit.decisions", "enforce", "refused", "otel.mail", "deny-cache"): 1,
-        ("ratelimit.decision.duration", "enforce", "allowed", "otel.mail", "redis"): 3,
-        ("ratelimit.decision.duration", "enforce", "refused", "otel.mail", "redis"): 1,
-        ("ratelimit.decision.duration", "enforce", "refused", "otel.mail", "deny-cache"): 1,
+        (f"ratelimit.{name}", "enforce", result, "otel.mail", source): count
+        for name in ("decisions", "decision.duration")
+        for (result, source), count in expected.items()
     }
     point = points()["ratelimit.decision.duration", "enforce", "allowed", "otel.mail", "redis"]
     assert point.explicit_bounds[:2] == (50e-6, 100e-6)
@@ -121,12 +120,8 @@ def test_shadow_refusals_blocks_and_exemptions_are_reported() -> None:
         ("", "blocked", "otel.quiet"): 1,
     }
     told = [point.attributes for point in points().values()]
-    assert set().union(*told) <= {
-        "ratelimit.rule",
-        "ratelimit.result",
-        "ratelimit.mode",
-        "ratelimit.source",
-    }
+    names = ("rule", "result", "mode", "source")
+    assert set().union(*told) <= {f"ratelimit.{name}" for name in names}
     assert "203.0.113" not in str(told)
 
 
@@ -134,33 +129,22 @@ def test_shadow_refusals_blocks_and_exemptions_are_reported() -> None:
 def test_a_decision_is_a_span_of_the_request(kind: str) -> None:
     """Its attributes are rule, mode, result and source. It lies in the request's span."""
 
-    @ratelimit(group="otel.view", key="ip", rate="1/h", block=False)
-    def view(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    @ratelimit(group="otel.view", key="ip", rate="1/h", block=False)
-    async def aview(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
+    limited = ratelimit(group="otel.view", key="ip", rate="1/h", block=False)
+    view = limited(ok) if kind == "plain" else async_to_sync(limited(aok))
     tracer = trace.get_tracer("tests")
     for _ in range(2):
         with tracer.start_as_current_span("GET /"):
-            request = RequestFactory().get("/")
-            _ = view(request) if kind == "plain" else asyncio.run(aview(request))
+            view(RequestFactory().get("/"))
     spans = SPANS.get_finished_spans()
     assert [span.name for span in spans] == ["ratelimit.decide", "GET /"] * 2
     for decision, of_request in zip(spans[::2], spans[1::2], strict=True):
         assert decision.parent.span_id == of_request.context.span_id
-        assert (
-            of_request.start_time <= decision.start_time < decision.end_time <= of_request.end_time
-        )
+        assert of_request.start_time <= decision.start_time
+        assert decision.start_time < decision.end_time <= of_request.end_time
     first, second = (dict(span.attributes) for span in spans[::2])
-    assert first["ratelimit.rule"].startswith("otel.view")
-    assert {name: value for name, value in first.items() if name != "ratelimit.rule"} == {
-        "ratelimit.mode": "enforce",
-        "ratelimit.result": "allowed",
-        "ratelimit.source": "redis",
-    }
+    assert first.pop("ratelimit.rule").startswith("otel.view")
+    expected = {"mode": "enforce", "result": "allowed", "source": "redis"}
+    assert first == {f"ratelimit.{name}": value for name, value in expected.items()}
     assert second["ratelimit.result"] == "refused"
 
 
