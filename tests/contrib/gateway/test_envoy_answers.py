@@ -170,13 +170,6 @@ def test_used_units_are_charged_and_never_refused(settings: Any) -> None:
     assert code(after) == OK
 
 
-def test_shadow_mode_counts_and_never_refuses(settings: Any) -> None:
-    """The status has the units that would remain."""
-    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "mode": "shadow"}]
-    assert [code([LOGIN, ADA]) for _ in range(5)] == [OK] * 5
-    assert left() == [0]
-
-
 def test_an_exempt_descriptor_is_unlimited(settings: Any) -> None:
     """The status has the maximum of remaining units, and no limit."""
     descriptor = ["generic_key=login", "remote_address=198.51.100.*"]

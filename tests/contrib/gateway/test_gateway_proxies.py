@@ -31,11 +31,8 @@ RULES = [
     {"name": "users", "path": "/users/", "key": "user", "rate": "1/d"},
     {"name": "rush", "path": "/rush/", "key": "ip", "rate": f"{GO_THROUGH}/d"},
     {"name": "killed", "path": "/killed/", "key": "ip", "rate": "240/d"},
-    {"name": "closed", "path": "/closed/", "key": "ip", "rate": "9/d", "on_store_error": "closed"},
-    {"name": "open", "path": "/open/", "key": "ip", "rate": "1/d", "on_store_error": "open"},
     {"name": "clients", "path": "/clients/", "key": "ip", "rate": "1/d"},
     {"name": "none", "path": "/none/", "key": "ip", "rate": "0/d"},
-    {"name": "local", "path": "/local/", "key": "ip", "rate": "4/d", "on_store_error": "local"},
     {"name": "bodies", "path": "/few/", "key": "post:name", "rate": "0/d"},
     {"name": "sessions", "path": "/few/", "key": "session", "rate": "0/d"},
     {"name": "routes", "path": "/few/", "route": "ratelimit-check", "key": "ip", "rate": "0/d"},
@@ -287,22 +284,6 @@ def test_clients_that_hang_up_and_a_killed_gateway_admit_no_more(proxied: Proxie
     found += rush(proxied.port, "/killed/", 800) + Counter([before])
     assert 240 - 20 - 16 <= found[200] <= 240
     assert ask(proxied.port, "/killed/").status == 429
-
-
-def test_while_redis_is_unavailable_policies_decide(proxied: Proxied) -> None:
-    """The policy "open", "closed" or "local" decides, and no response is an error."""
-    site = proxied.site
-    assert ask(proxied.port, "/closed/").status == 200
-    site.redis.stop()
-    try:
-        assert [ask(proxied.port, "/closed/").status for _ in range(2)] == [429, 429]
-        assert [ask(proxied.port, "/open/").status for _ in range(3)] == [200, 200, 200]
-        local = [ask(proxied.port, "/local/").status for _ in range(6)]
-        assert local[0] == 200
-        assert local[-1] == 429
-        assert set(local) == {200, 429}
-    finally:
-        site.redis.start()
 
 
 def test_without_the_gateway_requests_pass_or_fail(proxied: Proxied, ports: dict[str, int]) -> None:

@@ -158,7 +158,6 @@ def test_rows_older_than_the_history_are_deleted_and_not_copied(
 
 def test_a_durable_decorator_stores_hours(rf: RequestFactory, copied: Callable[[], None]) -> None:
     """The hours have the name of the group, or that of the function or class-based view."""
-
     grouped = ratelimit(group="written.here", key="ip", rate="1/h", durable=True)(ok)
     other = ratelimit(group="not.kept", key="ip", rate="5/h")(ok)
 

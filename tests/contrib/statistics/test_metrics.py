@@ -218,7 +218,6 @@ def test_an_unused_name_makes_room(
 
 def test_metrics_contain_no_data_of_a_request() -> None:
     """They contain no address, user, path or field value, whatever is refused."""
-
     view = ratelimit(group="login", key=("ip", "get:name"), rate="1/h", block=False)(ok)
 
     for _ in range(3):

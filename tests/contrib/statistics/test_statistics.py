@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView
 
-from django_ratelimit_lua import Decision, Limit, RateLimiter, ratelimit
+from django_ratelimit_lua import Decision, Limit, Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics.reading import (
     Span,
@@ -274,3 +274,42 @@ def test_counts_older_than_two_days_are_read_by_the_hour(monkeypatch: pytest.Mon
         span = Span(start, start + 86_400, 3600)
         assert sum(sum(point.counts.values()) for point in series("stats.ago", span)) == 3
         assert sum(read_histogram("stats.ago", span).values()) == 3
+
+
+def test_bans_are_counted_as_a_separate_result() -> None:
+    """Refusals by a limit and by its ban are counted separately. Both are refusals."""
+    limiter = RateLimiter("login", "2/h", ban_after=3, ban_for="10m")
+    for _ in range(12):
+        limiter.hit("ada")
+    assert counts("login") == {"a": 2, "r": 3, "g": 7}
+
+
+def test_a_call_that_waits_is_counted_once() -> None:
+    """The call tries several times, but counts as one refusal."""
+    limiter = RateLimiter("exports", "1", algorithm="concurrency")
+    with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada", timeout=0.5):
+        pass
+    assert counts("exports")["r"] == 1
+
+
+def test_a_limit_on_all_callers_lists_no_clients_in_the_statistics() -> None:
+    """Requests are counted, but no client is listed as a top client."""
+    limiter = RateLimiter("counted together", "2/h")
+    for _ in range(3):
+        limiter.hit()
+    limiter.hit("ada")
+    assert sum(counts("counted together").values()) == 4
+    assert [row.times for row in top("counted together", "used")] == [1]
+    assert top("counted together") == []
+
+
+def test_refusals_are_counted_by_the_mode_of_the_rule() -> None:
+    """Refusals count as those of shadow mode until the rule is enforced."""
+    rule = RateLimitRule.objects.create(name="mail", rate="1/h", mode="shadow")
+    mail = RateLimiter("mail", "100/h")
+    assert [mail.hit("ada").allowed for _ in range(3)] == [True] * 3
+    assert counts("mail") == {"h": 1, "s": 2}
+    rule.mode = "enforce"
+    rule.save()
+    assert not mail.hit("ada")
+    assert counts("mail") == {"h": 1, "s": 2, "r": 1}

@@ -61,32 +61,19 @@ def counted_by_minutes() -> dict[str, int]:
 
 
 @contextmanager
-def loaded(
-    database: Path,
-    prefix: str,
-    at: str = "",
-    processes: int = PROCESSES,
-    seconds: float = SECONDS,
-    **settings: Any,
-) -> Iterator[tuple[list[Worker], Counter[str]]]:
+def loaded(database: Path, prefix: str) -> Iterator[tuple[list[Worker], Counter[str]]]:
     """Run processes under load, and fill in the counts of all their responses when they end."""
-    given = {
-        "RATELIMIT_RULES": RULES,
-        "RATELIMIT_ON_STORE_ERROR": "local",
-        "RATELIMIT_TIMEOUT": 0.5,
-        "RATELIMIT_DENY_CACHE_SECONDS": 1,
-        **settings,
-    }
+    given = {"RATELIMIT_RULES": RULES, "RATELIMIT_TIMEOUT": 5, "RATELIMIT_DENY_CACHE_SECONDS": 1}
     answers: Counter[str] = Counter()
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(Worker(prefix, {"default": database}, at=at, **given))
-            for _ in range(processes)
+            stack.enter_context(Worker(prefix, {"default": database}, **given))
+            for _ in range(PROCESSES)
         ]
         for worker in workers:
-            worker("from tests.contrib.statistics.load import load, load_noting")
+            worker("from tests.contrib.statistics.load import load")
         for number, worker in enumerate(workers):
-            worker.send(f"load({seconds}, {number})")
+            worker.send(f"load({SECONDS}, {number})")
         yield workers, answers
         for worker in workers:
             answers.update(worker.answer())

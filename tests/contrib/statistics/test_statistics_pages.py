@@ -30,8 +30,10 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
+from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import given, site, staff, visits  # noqa: F401 - a fixture
+from tests.acceptance.admin.test_admin_outage import hanging, server  # noqa: F401 - fixtures
 from tests.support.redis_server import CLOSED, caches, url
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -361,3 +363,17 @@ def test_the_page_takes_a_constant_number_of_queries(operator: Client) -> None:
             operator.get(OVERVIEW)
         numbers.append(len(captured))
     assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize(
+    "page", ["overview/", "ratelimitrule/", "ratelimitrule/limit/?name=search"]
+)
+def test_a_page_takes_a_second_at_most(page: str, operator: Client, hanging: Server) -> None:  # noqa: F811
+    """It opens without the statistics, and says once that Redis does not answer."""
+    began = time.monotonic()
+    response = operator.get(f"/admin/django_ratelimit_lua/{page}")
+    assert time.monotonic() - began < 1.0
+    assert response.status_code == 200
+    text = response.content.decode()
+    assert text.count("Redis does not answer (") == 1
+    assert "ratelimit-tiles" not in text

@@ -128,7 +128,6 @@ def test_shadow_refusals_blocks_and_exemptions_are_reported() -> None:
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_decision_is_a_span_of_the_request(kind: str) -> None:
     """Its attributes are rule, mode, result and source. It lies in the request's span."""
-
     limited = ratelimit(group="otel.view", key="ip", rate="1/h", block=False)
     view = limited(ok) if kind == "plain" else async_to_sync(limited(aok))
     tracer = trace.get_tracer("tests")
