@@ -80,9 +80,8 @@ def test_controllers_of_modern_rest_are_limited_with_a_429_in_the_schema(page: M
     router = routing.Router("api/", [path("reports/", reports), path("uploads/", uploads)])
     with serve(router.to_urlpatterns(namespace="api")):
         assert get_statuses("/api/reports/", 6) == [200] * 5 + [429]
-        posted = [
-            Client().post("/api/uploads/", content_type="application/json") for _ in range(11)
-        ]
+        upload = {"path": "/api/uploads/", "content_type": "application/json"}
+        posted = [Client().post(**upload) for _ in range(11)]
         assert [response.status_code for response in posted] == [201] * 10 + [429]
         schema = openapi.build_schema(router)
     assert 429 in map(int, schema.paths["/api/reports/"].get.responses)
@@ -129,12 +128,8 @@ def test_a_refused_job_of_procrastinate_stays_to_do(page: ModuleType) -> None:
 
 async def connect(consumer: Any, user: int) -> tuple[ApplicationCommunicator, bool]:
     """Return a WebSocket of this user, and whether it was accepted."""
-    scope = {
-        "type": "websocket",
-        "path": "/",
-        "user": SimpleNamespace(pk=user),
-        "subprotocols": [],
-    }
+    scope = {"type": "websocket", "path": "/", "subprotocols": []}
+    scope["user"] = SimpleNamespace(pk=user)
     client = ApplicationCommunicator(consumer.as_asgi(), scope)
     await client.send_input({"type": "websocket.connect"})
     answer = await client.receive_output()

@@ -38,9 +38,8 @@ async def aask(
     scope |= {"headers": list(headers), "client": (peer, 50_000)}
     await application(scope, receive, send)
     start, *rest = sent
-    found = {
-        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]
-    }
+    pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"]]
+    found = {name.lower(): value for name, value in pairs}
     return Answer(start["status"], found, b"".join(message.get("body", b"") for message in rest))
 
 

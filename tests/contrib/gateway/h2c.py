@@ -21,14 +21,12 @@ class _Handler(StreamRequestHandler):
     """One request: over HTTP/1.1 it gets its headers as JSON, and the status of its path."""
 
     def handle(self) -> None:
-        line, *fields = b"".join(iter(self.rfile.readline, b"\r\n")).decode(
-            "latin-1"
-        ).splitlines() or [""]
+        head = b"".join(iter(self.rfile.readline, b"\r\n")).decode("latin-1")
+        line, *fields = head.splitlines() or [""]
         if not line:
             return
-        pairs = [
-            (name.lower(), value) for name, _, value in (field.partition(": ") for field in fields)
-        ]
+        parts = [field.partition(": ") for field in fields]
+        pairs = [(name.lower(), value) for name, _, value in parts]
         upgrades = ",".join([value for name, value in pairs if name == "upgrade"])
         if "h2c" in upgrades.lower():
             self._speak(dict(pairs).get("http2-settings", SETTINGS))
@@ -36,9 +34,7 @@ class _Handler(StreamRequestHandler):
         _, path, _ = line.split(" ")
         status = path.removeprefix("/status/") if path.startswith("/status/") else "200"
         body = json.dumps({"path": path, "headers": dict(pairs)}).encode()
-        head = (
-            f"HTTP/1.1 {status} Status\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
+        head = f"HTTP/1.1 {status} S\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         self.wfile.write(head.encode() + body)
 
     def _speak(self, settings: str) -> None:

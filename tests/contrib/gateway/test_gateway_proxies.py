@@ -209,9 +209,8 @@ def test_an_upgrade_cannot_bypass_the_limits(other: int) -> None:
     assert [tunnelled(other, *lines) for lines in ways] == [0] * len(ways)
     for protocol in ("h2c", "something"):
         begin = ("GET / HTTP/1.1", "Host: a", "Connection: close, Upgrade, HTTP2-Settings")
-        _status, answer = say(
-            other, *begin, f"Upgrade: {protocol}", "HTTP2-Settings: AAMAAABkAAQAAP__"
-        )
+        lines = (f"Upgrade: {protocol}", "HTTP2-Settings: AAMAAABkAAQAAP__")
+        _status, answer = say(other, *begin, *lines)
         assert b'"upgrade"' not in answer
         assert b'"connection": "upgrade' not in answer.lower()
 
@@ -230,10 +229,8 @@ def test_a_refusal_is_no_error_in_the_log_of_the_proxy(proxied: Proxied) -> None
     before = log.read_bytes()
     paths = ("/none/", "/none/", "/none/;" + "x" * 4200)
     assert [ask(proxied.port, path).status for path in paths] == [429, 429, 400]
-    assert (
-        ask(proxied.port, "/elsewhere", **{f"X_{number}": "1" for number in range(300)}).status
-        == 431
-    )
+    many = {f"X_{number}": "1" for number in range(300)}
+    assert ask(proxied.port, "/elsewhere", **many).status == 431
     assert log.read_bytes() == before
 
 

@@ -40,9 +40,8 @@ def gateway(settings: Any) -> None:
         "edge": {"secret": "the-secret-of-the-edge", "for": "check"},
     }
     descriptor = ["domain=site", "generic_key=mail", "user"]
-    settings.RATELIMIT_RULES = [
-        {"name": "mail", "descriptor": descriptor, "key": "user", "rate": "2/h"}
-    ]
+    rule = {"name": "mail", "descriptor": descriptor, "key": "user", "rate": "2/h"}
+    settings.RATELIMIT_RULES = [rule]
 
 
 @pytest.fixture(params=["alone", "asgi", "wsgi"])

@@ -93,12 +93,10 @@ def test_the_user_is_the_one_that_the_proxy_reports(proxy: str, tmp_path: Path) 
     names = {"RATELIMIT_GATEWAY_DIALECT": proxy, "RATELIMIT_GATEWAY_USER_HEADER": "X-Auth-User"}
 
     def with_login(text: str) -> str:
-        login = (
-            f'auth_basic "site"; auth_basic_user_file {passwords.name}; auth_request /_ratelimit;'
-        )
-        somebody = (
-            '  middlewares:\n    somebody: {headers: {customRequestHeaders: {X-Auth-User: "7"}}}\n'
-        )
+        file = passwords.name
+        login = f'auth_basic "site"; auth_basic_user_file {file}; auth_request /_ratelimit;'
+        somebody = '{headers: {customRequestHeaders: {X-Auth-User: "7"}}}'
+        somebody = f"  middlewares:\n    somebody: {somebody}\n"
         text = text.replace("auth_request /_ratelimit;", login)
         return text.replace("  middlewares:\n", somebody, 1) if proxy == "traefik" else text
 
@@ -120,7 +118,5 @@ def test_the_user_is_the_one_that_the_proxy_reports(proxy: str, tmp_path: Path) 
         if proxy == "nginx":
             other = "Basic " + base64.b64encode(b"8:secret").decode()
             wrong = "Basic " + base64.b64encode(b"9:wrong").decode()
-            assert [ask(port, "/users/", Authorization=who).status for who in (other, wrong)] == [
-                200,
-                401,
-            ]
+            found = [ask(port, "/users/", Authorization=who).status for who in (other, wrong)]
+            assert found == [200, 401]

@@ -69,9 +69,8 @@ def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> N
         assert "descriptor of the rules 'edge', 'site' is ignored" in warning
         assert LINE in hint
         for rule in (edge, site):
-            form = given(
-                name=rule.name, path=rule.path, key=rule.key, rate="2/h", description="now for 2"
-            )
+            changed = {"rate": "2/h", "description": "now for 2"}
+            form = given(name=rule.name, path=rule.path, key=rule.key, **changed)
             assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
         assert f"descriptor ({LINE})" in RateLimitRule.objects.get(pk=edge.pk).describe()
         assert RateLimitRule.objects.get(pk=edge.pk).options == EDGE
@@ -113,9 +112,8 @@ def test_fields_of_a_missing_app_are_errors_in_settings_and_yaml(settings: Any) 
 
 def test_urls_servers_and_verbs_need_the_app() -> None:
     """The error names the line to add."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", WITHOUT]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     gateway = f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}."
     assert done.stdout.splitlines() == [
         *(gateway, gateway, gateway.replace("gateway", "statistics")),

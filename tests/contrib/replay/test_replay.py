@@ -123,9 +123,7 @@ def test_the_refusals_are_those_of_the_model(algorithm: str, rate: str, gaps: li
     assert count_refusals(limit, moments) == refused
 
 
-LINES = [
-    (second, f"192.0.2.{second % 3}", f"/page/{second % 2}/?id={second}") for second in range(9)
-]
+LINES = [(each, f"192.0.2.{each % 3}", f"/page/{each % 2}/?id={each}") for each in range(9)]
 DAY = "2026-11-22"
 
 
@@ -279,10 +277,8 @@ def test_requests_without_a_user_are_left_out(tmp_path: Path) -> None:
     log.write_text("\n".join([access(*LINES), NGINX, CADDY, *signed_in]))
     found = report(str(log), "--rate", "2/m", "--key", "user")
     assert (found["lines"], found["anonymous"], found["requests"]) == (45, 27, 18)
-    assert found["rates"][0]["most_refused"] == [
-        {"client": "7", "refused": 7},
-        {"client": "ada", "refused": 7},
-    ]
+    expected = [{"client": client, "refused": 7} for client in ("7", "ada")]
+    assert found["rates"][0]["most_refused"] == expected
 
 
 def test_addresses_are_masked_as_by_a_limit(tmp_path: Path, settings: Any) -> None:
@@ -314,9 +310,8 @@ def test_json_is_ascii(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     log.write_bytes(common_line("192.0.2.1 - Zoë\u2028") + b"\n")
     out = io.StringIO()
-    call_command(
-        *("ratelimit", "replay", str(log), "--rate", "0/m", "--key", "user", "--json"), stdout=out
-    )
+    options = ("--rate", "0/m", "--key", "user", "--json")
+    call_command("ratelimit", "replay", str(log), *options, stdout=out)
     assert out.getvalue().isascii()
     assert "Zoë\u2028" in str(json.loads(out.getvalue())["rates"][0]["most_refused"][0]["client"])
 
@@ -455,9 +450,8 @@ def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     log.write_text(access(*LINES * 400))
     terminal, end = pty.openpty()
-    process = subprocess.Popen(
-        [*REPLAY, str(log), "--json"], stdout=subprocess.PIPE, stderr=end, env=offline()
-    )
+    command = [*REPLAY, str(log), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=end, env=offline())
     os.close(end)
     shown = b""
     with suppress(OSError):  # The other side is closed.

@@ -180,9 +180,8 @@ def test_durable_is_a_field_of_settings_and_admin(
     settings: Any, copied: Callable[[], None]
 ) -> None:
     """The field is accepted in the settings, and stored by the admin."""
-    settings.RATELIMIT_RULES = [
-        {"name": "written", "path": "/ok", "key": "ip", "rate": "5/h", "durable": True}
-    ]
+    rule = {"name": "written", "path": "/ok", "key": "ip", "rate": "5/h"}
+    settings.RATELIMIT_RULES = [rule | KEPT]
     assert visits(1) == [200]
     copied()
     assert rows("written") == [(1, 0)]

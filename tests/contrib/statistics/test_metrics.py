@@ -101,11 +101,7 @@ def scraped() -> dict[tuple[str, ...], float]:
 
 def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
     """Return the decisions by mode, result and rule."""
-    return {
-        labels[1:]: value
-        for labels, value in found.items()
-        if labels[0] == "ratelimit_decisions_total"
-    }
+    return {key[1:]: found[key] for key in found if key[0] == "ratelimit_decisions_total"}
 
 
 def test_bans_have_the_name_of_the_decisions() -> None:
@@ -128,9 +124,8 @@ def test_metrics_include_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> 
         limiter.unban(0)
         limiter.hit(0)
     RateLimiter("mail", "0/s", ban_after=1, ban_for="10m").unban(1)
-    found = {
-        key[1]: number for key, number in scraped().items() if key[0] == "ratelimit_bans_active"
-    }
+    found = scraped()
+    found = {key[1]: found[key] for key in found if key[0] == "ratelimit_bans_active"}
     assert len(found) == 2
     assert found["login"] == 3
 
@@ -197,9 +192,8 @@ def test_names_beyond_the_bound_are_counted_as_other(monkeypatch: pytest.MonkeyP
             RateLimiter(name, "99/h").hit("ada")
         seen.append(decisions(scraped()))
         recorder._begin()  # Another process, which asks anew whether there is room.
-    assert all(
-        before[key] <= after[key] for before, after in itertools.pairwise(seen) for key in before
-    )
+    for before, after in itertools.pairwise(seen):
+        assert all(before[key] <= after[key] for key in before)
     counts = {rule: count for (_, _, rule), count in seen[-1].items()}
     assert counts == {"one": 21, "made-0": 1, "other": 20}
 

@@ -159,10 +159,7 @@ def test_decisions_of_a_policy_are_counted_separately(settings: Any) -> None:
         for policy in ("open", "closed", "local")
     }
     settings.CACHES = caches(CLOSED)
-    decided = {
-        policy: [limiter.hit("ada").allowed for _ in range(3)]
-        for policy, limiter in limiters.items()
-    }
+    decided = {name: [each.hit("ada").allowed for _ in range(3)] for name, each in limiters.items()}
     assert decided == {"open": [True] * 3, "closed": [False] * 3, "local": [True, True, False]}
     with pytest.raises(StoreError):
         recorder.flush()
