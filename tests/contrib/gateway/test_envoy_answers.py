@@ -301,21 +301,12 @@ def test_no_value_from_a_client_evades_a_limit(settings: Any) -> None:
 
 KEYS = b"generic_key remote_address user path header: get:q charge".split()
 VALUES = b"login after 203.0.113.9 2001:db8::1 \xff api".split()
-ENTRIES = st.lists(
-    st.tuples(
-        st.sampled_from(KEYS) | st.binary(max_size=10),
-        st.sampled_from(VALUES) | st.binary(max_size=20),
-    ),
-    max_size=4,
-)
-DESCRIPTORS = st.fixed_dictionaries(
-    {"entries": ENTRIES},
-    optional={
-        "hits": st.integers(0, 2**64 - 1),
-        "negative": st.booleans(),
-        "limit": st.tuples(st.integers(0, 2**32 - 1), st.integers(-1, 8)),
-    },
-)
+KEY = st.sampled_from(KEYS) | st.binary(max_size=10)
+VALUE = st.sampled_from(VALUES) | st.binary(max_size=20)
+ENTRIES = st.lists(st.tuples(KEY, VALUE), max_size=4)
+LIMIT = st.tuples(st.integers(0, 2**32 - 1), st.integers(-1, 8))
+OPTIONAL = {"hits": st.integers(0, 2**64 - 1), "negative": st.booleans(), "limit": LIMIT}
+DESCRIPTORS = st.fixed_dictionaries({"entries": ENTRIES}, optional=OPTIONAL)
 QUESTIONS = st.builds(
     lambda descriptors, domain, hits: question(*descriptors, domain=domain, hits=hits),
     st.lists(DESCRIPTORS, max_size=3),

@@ -42,13 +42,8 @@ RULES = [
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    names = {
-        "RATELIMIT_ON_STORE_ERROR": "closed",
-        "RATELIMIT_GATEWAY_SECRET": {
-            "edge": SECRET,
-            "proxy": {"secret": f"proxy-{SECRET}", "for": "check"},
-        },
-    }
+    secrets = {"edge": SECRET, "proxy": {"secret": f"proxy-{SECRET}", "for": "check"}}
+    names = {"RATELIMIT_ON_STORE_ERROR": "closed", "RATELIMIT_GATEWAY_SECRET": secrets}
     with Gateway(tmp_path_factory.mktemp("gateway"), RULES, processes=2, **names) as found:
         yield found
 

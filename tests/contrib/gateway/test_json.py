@@ -13,18 +13,12 @@ from typing import Any
 import pytest
 from django.core.handlers.asgi import ASGIHandler
 from django.test import Client
-from hypothesis import example, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from django_ratelimit_lua.contrib.gateway.asgi import application as alone
-from django_ratelimit_lua.contrib.gateway.endpoints import MAX_BODY_BYTES, answer_json
+from django_ratelimit_lua.contrib.gateway.endpoints import MAX_BODY_BYTES
 from tests.contrib.gateway.asgi import aask, ask
 from tests.contrib.gateway.proxies import SECRET, Answer
-from tests.contrib.gateway.test_envoy_answers import DESCRIPTORS, FUZZED
-from tests.examples import examples
 
-EXAMPLES = examples(200)
 pytestmark = pytest.mark.django_db(transaction=True)
 Post = Callable[..., Answer]
 ENTRIES = [{"key": "generic_key", "value": "mail"}, {"key": "user", "value": "7"}]
@@ -71,10 +65,8 @@ def test_the_response_is_a_rate_limit_response(post: Post) -> None:
     (status,) = found.pop("statuses")
     assert 3600 <= int(status.pop("durationUntilReset").removesuffix("s")) <= 3961
     limit = {"name": "mail", "requestsPerUnit": 2, "unit": "HOUR"}
-    assert (found, status) == (
-        {"overallCode": "OK"},
-        {"code": "OK", "currentLimit": limit, "limitRemaining": 1},
-    )
+    assert found == {"overallCode": "OK"}
+    assert status == {"code": "OK", "currentLimit": limit, "limitRemaining": 1}
     assert (third.status, third.json()["overallCode"]) == (429, "OVER_LIMIT")
     assert third.json()["statuses"][0]["code"] == "OVER_LIMIT"
     assert "limitRemaining" not in third.json()["statuses"][0]
@@ -165,36 +157,3 @@ def test_the_log_is_written_if_logging_disables_existing_loggers() -> None:
     command = [sys.executable, "-c", LOGGED]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "X-RateLimit-Secret is missing" in done.stderr
-
-
-def test_any_body_gets_a_response(settings: Any) -> None:
-    """The status is 200, 429 or 400 for any JSON, whatever the bytes and names."""
-    settings.RATELIMIT_RULES = FUZZED
-    meta = {"HTTP_X_RATELIMIT_SECRET": SECRET}
-    seen: set[int] = set()
-    text = st.text(max_size=9)
-    entries = st.lists(st.fixed_dictionaries({"key": text, "value": text}), max_size=3)
-    descriptors = st.lists(DESCRIPTORS.map(_as_json) | st.fixed_dictionaries({"entries": entries}))
-    values = st.fixed_dictionaries({"domain": text, "descriptors": descriptors})
-    bodies = values.map(json.dumps).map(str.encode) | st.binary(max_size=99)
-
-    @hypothesis_settings(max_examples=EXAMPLES, database=None)
-    @given(bodies)
-    @example(json.dumps(MAIL).encode())
-    def fuzz(body: bytes) -> None:
-        async def read_body() -> bytes:
-            return body
-
-        seen.add(runner.run(answer_json(meta, read_body)).status)
-
-    with asyncio.Runner() as runner:
-        fuzz()
-    assert {200, 400} <= seen <= {200, 400, 429}
-
-
-def _as_json(descriptor: dict[str, Any]) -> dict[str, Any]:
-    pairs = [
-        {"key": key.decode("latin-1"), "value": value.decode("latin-1")}
-        for key, value in descriptor["entries"]
-    ]
-    return {"entries": pairs, "hitsAddend": descriptor.get("hits", 1)}

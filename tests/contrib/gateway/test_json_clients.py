@@ -20,16 +20,8 @@ CLIENTS = {
     "ask.js": ["node", "--input-type=module", "-"],
     "ask.go": ["go", "run"],
 }
-RULES = [
-    {
-        "name": "mail",
-        "descriptor": ["domain=site", "generic_key=mail", "user"],
-        "key": "user",
-        "rate": "100/h",
-    },
-    {"name": "impatient", "descriptor": ["generic_key=impatient"], "rate": "300/d"},
-    {"name": "killed", "descriptor": ["generic_key=killed"], "rate": "300/d"},
-]
+DESCRIPTOR = ["domain=site", "generic_key=mail", "user"]
+RULES = [{"name": "mail", "descriptor": DESCRIPTOR, "key": "user", "rate": "100/h"}]
 
 
 @pytest.fixture(scope="module")

@@ -58,10 +58,8 @@ def test_a_gateway_with_a_secret_is_required(settings: Any) -> None:
             CommandError, match=f"RATELIMIT_GATEWAY_SECRET has no secret for {purpose}"
         ):
             told(proxy)
-    settings.RATELIMIT_GATEWAY_SECRET = {
-        "of check": {"secret": "the-secret-of-check", "for": "check"},
-        "other": "the-other-secret",
-    }
+    check = {"secret": "the-secret-of-check", "for": "check"}
+    settings.RATELIMIT_GATEWAY_SECRET = {"of check": check, "other": "the-other-secret"}
     assert "the-secret-of-check" in told("envoy")
     assert "the-other-secret" in told(GRPC)
     settings.ROOT_URLCONF = "tests.urls"

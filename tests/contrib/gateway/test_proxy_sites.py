@@ -26,11 +26,10 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str
     """Return the seconds until each proxy responds as configured while the gateway hangs."""
     right = {"open": 200, "closed": 503}
     with Site(tmp_path_factory.mktemp("hanging"), []) as site, ExitStack() as stack:
+        places = [(proxy, fail) for proxy in PROXIES for fail in right if binary(proxy)]
         ports = {
             (proxy, fail): stack.enter_context(site.behind(proxy, fail=fail, timeout=3))
-            for proxy in PROXIES
-            for fail in right
-            if binary(proxy) is not None
+            for proxy, fail in places
         }
 
         def seconds(place: tuple[str, str]) -> float:

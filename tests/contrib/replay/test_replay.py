@@ -95,12 +95,8 @@ def test_a_replay_refuses_what_redis_refuses(algorithm: str, tmp_path: Path, pre
             call = Call([charge], prefix=prefix.encode(), now=second * SECOND)
             refused[host] += not get_store().decide(call).allowed
         assert refused.total()
-        assert summary == {
-            "rate": rate,
-            "refused": refused.total(),
-            "clients_refused": len(+refused),
-            "most_refused": most(+refused),
-        }
+        counts = {"refused": refused.total(), "clients_refused": len(+refused)}
+        assert summary == {"rate": rate, **counts, "most_refused": most(+refused)}
 
 
 @example_settings(max_examples=examples(200))
@@ -178,10 +174,9 @@ def test_formats_have_equal_reports(
     assert found.items() >= expected.items()
     assert found["rates"][0]["refused"] == 3
     by_path = report(str(log), "--rate", "2/m", "--key", "path")
-    assert by_path["rates"][0]["most_refused"] == [
-        {"client": "/page/0/", "refused": 3},
-        {"client": "/page/1/", "refused": 2},
-    ]
+    counts = (("/page/0/", 3), ("/page/1/", 2))
+    expected = [{"client": path, "refused": refused} for path, refused in counts]
+    assert by_path["rates"][0]["most_refused"] == expected
 
 
 def common_line(
@@ -337,11 +332,8 @@ def test_the_table_has_a_row_for_each_rate(tmp_path: Path) -> None:
         "10/3650d        50       20  40.00%                2            10  192.0.2.1",
         "                                                                10  192.0.2.4",
     ]
-    assert errors.getvalue().splitlines() == [
-        f"unreadable: {log}: \\x1b[31mred",
-        f"unreadable: {log}: {{}}",
-        f'unreadable: {log}: {{"ts": 1}}',
-    ]
+    broken = ("\\x1b[31mred", "{}", '{"ts": 1}')
+    assert errors.getvalue().splitlines() == [f"unreadable: {log}: {line}" for line in broken]
 
 
 def test_one_request_of_one_client_is_singular(tmp_path: Path) -> None:
@@ -434,13 +426,9 @@ def offline() -> dict[str, str]:
 
 def test_a_replay_of_standard_input_needs_no_server(tmp_path: Path) -> None:
     """A pipe gets no progress bar. The data may be gzipped."""
-    done = subprocess.run(
-        [*REPLAY, "-", "--json"],
-        input=gzip.compress(access(*LINES).encode()),
-        capture_output=True,
-        env=offline(),
-        timeout=60,
-    )
+    data = gzip.compress(access(*LINES).encode())
+    command = [*REPLAY, "-", "--json"]
+    done = subprocess.run(command, input=data, capture_output=True, env=offline(), timeout=60)
     assert (done.stderr, done.returncode) == (b"", 0)
     assert json.loads(done.stdout)["rates"][0]["refused"] == 3
 
@@ -502,14 +490,9 @@ def test_a_report_that_cannot_be_written_is_no_traceback(is_full: bool) -> None:
         writer = os.open("/dev/full", os.O_WRONLY)
         problem = b"CommandError: the report cannot be written: [Errno 28] No space left on device"
         expected = (1, problem + b"\n")
-    done = subprocess.run(
-        [*REPLAY, "-"],
-        input=access(*LINES).encode(),
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        env=offline(),
-        timeout=60,
-    )
+    data, pipe = access(*LINES).encode(), subprocess.PIPE
+    command = [*REPLAY, "-"]
+    done = subprocess.run(command, input=data, stdout=writer, stderr=pipe, env=offline())
     os.close(writer)
     assert (done.returncode, done.stderr) == expected
 

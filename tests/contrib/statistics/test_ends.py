@@ -82,12 +82,8 @@ def test_children_end_cleanly(
     path = tmp_path / "children.py"
     path.write_text(CHILDREN)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(
-        [sys.executable, path, own.url, prefix, method, known],
-        cwd=ROOT,
-        env=environment,
-        check=True,
-    )
+    command = [sys.executable, path, own.url, prefix, method, known]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
     day = last(86_400, 3600)
     found = {name: total(name, day).counts["a"] for name in ("plain", "leased", "pooled")}
     assert found == {"plain": 30 if known == "known" else 20, "leased": 10, "pooled": 10}

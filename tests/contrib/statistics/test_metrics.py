@@ -81,11 +81,9 @@ def test_metrics_include_gauges_of_other_optional_apps(monkeypatch: pytest.Monke
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
     """Return the values by metric and by the values of its labels, in order of their names."""
-    return {
-        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    found = [sample for each in text_string_to_metric_families(text) for sample in each.samples]
+    labels = [tuple(value for _, value in sorted(sample.labels.items())) for sample in found]
+    return {(sample.name, *of): sample.value for sample, of in zip(found, labels, strict=True)}
 
 
 def exposed() -> str:
@@ -306,12 +304,9 @@ def test_an_error_reply_of_redis_is_a_kind_of_failure(settings: Any, direct: red
 @pytest.fixture
 def workers(prefix: str) -> Iterator[int]:
     """Return the port of a site with two processes."""
-    settings = {
-        "INSTALLED_APPS": ["django_ratelimit_lua", "django_ratelimit_lua.contrib.statistics"],
-        "MIDDLEWARE": [],
-        "RATELIMIT_CACHE_PREFIX": prefix,
-        "RATELIMIT_METRICS_TOKEN": TOKEN,
-    }
+    apps = ["django_ratelimit_lua", "django_ratelimit_lua.contrib.statistics"]
+    settings = {"INSTALLED_APPS": apps, "MIDDLEWARE": [], "RATELIMIT_METRICS_TOKEN": TOKEN}
+    settings["RATELIMIT_CACHE_PREFIX"] = prefix
     urls = "tests.contrib.statistics.metrics_site"
     with serve("gunicorn", urls, "--workers=2", **settings) as served:
         yield served.port
@@ -426,10 +421,9 @@ def test_prometheus_evaluates_every_query_of_the_dashboard(prometheus: int, work
         get(workers, f"/search/?who={number % 2}")
     refused = 'ratelimit_decisions_total{result="refused"}'
     until(lambda: bool(query(prometheus, refused)), "the refusals are scraped")
+    kept = [each for each in expressions() if not each.startswith("label_values")]
     filled = [
-        re.sub(r"\$(job|rule)", ".*", expression.replace("$__rate_interval", "5m"))
-        for expression in expressions()
-        if not expression.startswith("label_values")
+        re.sub(r"\$(job|rule)", ".*", each.replace("$__rate_interval", "5m")) for each in kept
     ]
     for expression in filled:
         query(prometheus, expression)

@@ -60,8 +60,7 @@ def test_the_page_of_the_limit_shows_the_numbers(operator: Client) -> None:
     rule()
     assert visits(3) == [200] * 3
     words = (
-        "This version of the rule has seen 3 requests, from about 1 client. Would have refused: 1 "
-        "(33%), from about 1 client."
+        "seen 3 requests, from about 1 client. Would have refused: 1 (33%), from about 1 client."
     )
     assert words in operator.get(f"{RULES}limit/?name=site").content.decode()
     assert "would be refused: 1</div>" in operator.get(RULES).content.decode()

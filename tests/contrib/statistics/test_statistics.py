@@ -154,10 +154,8 @@ def test_every_kind_of_result_is_counted() -> None:
 
 def test_decisions_of_a_policy_are_counted_separately(settings: Any) -> None:
     """The policies "open", "closed" and "local" have separate results."""
-    limiters = {
-        policy: RateLimiter(f"stats.{policy}", "2/h", on_store_error=policy)
-        for policy in ("open", "closed", "local")
-    }
+    names = ("open", "closed", "local")
+    limiters = {name: RateLimiter(f"stats.{name}", "2/h", on_store_error=name) for name in names}
     settings.CACHES = caches(CLOSED)
     decided = {name: [each.hit("ada").allowed for _ in range(3)] for name, each in limiters.items()}
     assert decided == {"open": [True] * 3, "closed": [False] * 3, "local": [True, True, False]}

@@ -15,7 +15,6 @@ import pytest
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics import reading, writing
-from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics.reading import Span, count_dropped, read_names
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.exceptions import StoreError
@@ -44,11 +43,8 @@ def day() -> Span:
 
 def counted() -> dict[str, int]:
     """Return the hourly counts of all names."""
-    return {
-        f"{name} {result}": number
-        for name in NAMES
-        for result, number in total(name, day()).counts.items()
-    }
+    found = {name: total(name, day()).counts for name in NAMES}
+    return {f"{name} {result}": found[name][result] for name in NAMES for result in found[name]}
 
 
 def counted_by_minutes() -> dict[str, int]:
@@ -205,20 +201,6 @@ def test_dropped_counts_are_reported(settings: Any, monkeypatch: pytest.MonkeyPa
     assert 0 < counts < 60
     assert total("", day()).counts.total() == counts
     assert counts + count_dropped() == 60
-
-
-def test_each_hour_starts_with_summaries_of_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first rules of an hour, and the whole site, have summaries of full size."""
-    monkeypatch.setattr(writing, "MAX_SUMMARIES", 3)
-    limiters = [RateLimiter(f"hourly.{number}", "5/h") for number in range(4)]
-    now = time.time()
-    for hour in range(3):
-        monkeypatch.setattr(recording.time, "time", lambda hour=hour: now + 3600 * hour)
-        for limiter in limiters:
-            limiter.hit("ada")
-        recorder.flush()
-        sizes = [top.summaries["used"].capacity for top in recorder._writer._tops.values()]
-        assert sorted(sizes) == [writing.SMALL_CAPACITY, *[writing.CAPACITY] * 4]
 
 
 def test_each_list_of_clients_is_stored_once(direct: Any, prefix: str) -> None:
