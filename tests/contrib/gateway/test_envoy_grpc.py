@@ -27,16 +27,11 @@ from tests.support.processes import until
 
 OK, OVER = protocol.OK, protocol.OVER_LIMIT
 LOGIN = [("generic_key", "login"), ("remote_address", "203.0.113.9")]
-RULES = [
+QUEUE = {"algorithm": "leaky_bucket", "queue": 5}
+RULES: list[dict[str, Any]] = [
     {"name": "login", "descriptor": ["generic_key=login", "remote_address"], "rate": "2/h"},
     {"name": "many", "descriptor": ["generic_key=many"], "rate": "500/h"},
-    {
-        "name": "slow",
-        "descriptor": ["generic_key=slow"],
-        "rate": "1/s",
-        "algorithm": "leaky_bucket",
-        "queue": 5,
-    },
+    {"name": "slow", "descriptor": ["generic_key=slow"], "rate": "1/s", **QUEUE},
 ]
 
 

@@ -83,6 +83,11 @@ def test_the_demo_puts_nginx_in_front_of_a_service() -> None:
             demo.terminate()
 
 
+def basic(text: str) -> dict[str, str]:
+    """Return the header of a client that logs in."""
+    return {"Authorization": "Basic " + base64.b64encode(text.encode()).decode()}
+
+
 @pytest.mark.parametrize("proxy", [needs(proxy) for proxy in PROXIES])
 def test_the_user_is_the_one_that_the_proxy_reports(proxy: str, tmp_path: Path) -> None:
     """The user comes from the proxy's configuration, whatever the client sends."""
@@ -106,16 +111,10 @@ def test_the_user_is_the_one_that_the_proxy_reports(proxy: str, tmp_path: Path) 
     ):
         Path(passwords.name).chmod(0o644)  # nginx's workers are not root.
         print("7:{PLAIN}secret\n8:{PLAIN}secret", file=passwords, flush=True)
-        login = (
-            {"Authorization": "Basic " + base64.b64encode(b"7:secret").decode()}
-            if proxy == "nginx"
-            else {}
-        )
+        login = basic("7:secret") if proxy == "nginx" else {}
         first, second = (ask(port, "/users/", X_Auth_User=who, **login) for who in "89")
         assert (first.status, second.status) == (200, 429)
         assert first.json()["headers"]["x-auth-user"] == "7"
         if proxy == "nginx":
-            other = "Basic " + base64.b64encode(b"8:secret").decode()
-            wrong = "Basic " + base64.b64encode(b"9:wrong").decode()
-            found = [ask(port, "/users/", Authorization=who).status for who in (other, wrong)]
-            assert found == [200, 401]
+            others = [basic("8:secret"), basic("9:wrong")]
+            assert [ask(port, "/users/", **who).status for who in others] == [200, 401]
