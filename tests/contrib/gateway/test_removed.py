@@ -115,7 +115,7 @@ def test_urls_servers_and_verbs_need_the_app() -> None:
     command = [sys.executable, "-c", WITHOUT]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     gateway = f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}."
-    assert done.stdout.splitlines() == [
-        *(gateway, gateway, gateway.replace("gateway", "statistics")),
-        f"Error: the app of the verb 'grpc' is not installed. {LINE}",
-    ]
+    verb = f"Error: the app of the verb 'grpc' is not installed. {LINE}"
+    printed = done.stdout.splitlines()
+    assert [*printed[:2], printed[3]] == [gateway, gateway, verb]
+    assert LINE.replace("gateway", "statistics") in printed[2]
