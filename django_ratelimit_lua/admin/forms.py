@@ -10,13 +10,15 @@ from typing import Any
 from django import forms
 from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
+from django.forms.utils import ErrorDict
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..conf import conf
 from ..extension import FIELDS_OF_ANNEXES
 from ..identity.keys import BUILT_IN, registered_keys
-from ..limits.algorithms import ALGORITHMS
+from ..limits.algorithms import ALGORITHMS, find
 from ..models import RateLimitChange, RateLimitRule
 from ..models.rule import METHODS, is_set, split_text
 from ..operations.confirmations import confirmations
@@ -138,6 +140,24 @@ def option_conditions() -> dict[str, dict[str, Any]]:
     return conditions
 
 
+def default_algorithm() -> str:
+    """Return the algorithm of rules that name none."""
+    return find(conf.ALGORITHM).name
+
+
+def hidden_options(values: Mapping[str, Any]) -> list[str]:
+    """Return the options that have neither a value nor an effect, by the values of the form."""
+    algorithm = values.get("algorithm") or default_algorithm()
+    hidden = []
+    for name, condition in option_conditions().items():
+        is_of_another = condition["algorithms"] and algorithm not in condition["algorithms"]
+        is_excluded = any(is_set(values.get(other)) for other in condition["excludes"])
+        is_alone = condition["needs"] and not is_set(values.get(condition["needs"]))
+        if not is_set(values.get(name)) and (is_of_another or is_excluded or is_alone):
+            hidden.append(name)
+    return hidden
+
+
 def confirmation_digest(texts: Sequence[str]) -> str:
     """Return what a page sends to confirm these texts: no others are confirmed by it."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
@@ -237,6 +257,11 @@ class RuleForm(AskingForm):
         for name in option_table():  # Django's page reads an attribute.
             setattr(self.instance, name, value_words(name, values[name]))
 
+    @property
+    def is_redrawn(self) -> bool:
+        """Return whether the page is shown again with other fields, and nothing is saved."""
+        return "_redraw" in self.data
+
     def _set_choices(self, values: Values) -> None:
         """Set the choices of the fields, including those that the rule has already."""
         fields: dict[str, Any] = self.fields
@@ -249,6 +274,21 @@ class RuleForm(AskingForm):
         groups = list(Group.objects.order_by("name").values_list("name", flat=True))
         fields["audience"].set_names(audience_choices(groups, values["audience"].splitlines()))
         fields["tiers"].set_groups(groups, values.get("tiers"))
+
+    def mark_hidden_fields(self) -> None:
+        """Mark the fields that have no effect, which the style sheet hides."""
+        values = {name: self[name].value() for name in self.fields}
+        for name in hidden_options(values):
+            if name not in self.errors:
+                self.fields[name].widget.attrs["data-hidden"] = ""
+
+    def full_clean(self) -> None:
+        super().full_clean()
+        if self.is_redrawn:
+            self._errors = ErrorDict()
+
+    def is_valid(self) -> bool:
+        return super().is_valid() and not self.is_redrawn
 
     def clean_path(self) -> str:
         """Return the paths, and set the route of the rule.

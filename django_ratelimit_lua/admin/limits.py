@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
+from ..engine import DecidedCharge
+from ..engine.decide import peeking
+from ..engine.run import run
 from ..exceptions import StoreError
 from ..extension import Column, extensions
+from ..identity import Identity, digest
+from ..identity.keys import ALL_CALLERS, field_identity, split_field
 from ..limits.algorithms import OF_SLOTS
+from ..limits.call import Charge
+from ..limits.decision import LimitState
+from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..models import RateLimitOverride, RateLimitRule
 from ..operations.known_limits import LimitInCode, limits_named, place_words
 from ..rules import RuleError, compile
 from ..rules.rule import is_storable
 from ..rules.ruleset import settings_rules
-from ..views.call_sites import SETTINGS, CallSite, replaced_call_sites
+from ..views.call_sites import SETTINGS, CallSite, constant_limits, replaced_call_sites
 from .forms import Values, form_values
 from .identities import may_see_overrides, override_words
 from .pages import Context, admin_url, extension_sections, page_query, page_response
@@ -58,6 +67,50 @@ class ListColumn:
 def list_columns() -> list[ListColumn]:
     """Return the columns that optional apps add to the list of limits."""
     return [ListColumn(column) for extension in extensions for column in extension.columns]
+
+
+class KeyedLimits(NamedTuple):
+    """The limits at constant rates that count by one key."""
+
+    key: str
+    limits: Sequence[Limit]
+
+    def shared_states(self) -> Sequence[LimitState]:
+        """Return the states that all clients share; empty if each client has its own count.
+
+        All share the count of the key `all`. Requests without the field of a key share another.
+        """
+        if self.key == ALL_CALLERS:
+            return self._peek_states(None)
+        if split_field(self.key) is None:
+            return ()
+        states = self._peek_states(field_identity(self.key, None))
+        return [state for state in states if state.used]
+
+    def _peek_states(self, identity: Identity) -> Sequence[LimitState]:
+        """Return the state of each limit for an identity; empty if Redis is unavailable."""
+        client = digest(identity)
+        charges = [DecidedCharge(Charge(limit.without_bans(), client), "") for limit in self.limits]
+        try:
+            return run(peeking(charges)).limits
+        except StoreError:  # The page reports it, see `audited`.
+            return ()
+
+
+def _keyed_limits(name: str, row: RateLimitRule | None) -> KeyedLimits:
+    """Return the limits of a rule; without a rule, those in the code with this name.
+
+    A rule without a key counts by the key of the code that it replaces.
+    """
+    sites = replaced_call_sites(name)
+    key = next((site.key for site in sites), "")
+    if row is None:
+        limits = [limit for site in sites if site.key == key for limit in site.limits]
+        return KeyedLimits(key, limits)
+    rule = row.compiled()
+    if rule.key is not None:
+        key = rule.key.name
+    return KeyedLimits(key, [limit for limit in constant_limits(rule) if not limit.variant])
 
 
 def _values_for_call_site(query: Mapping[str, str]) -> Values:
@@ -165,20 +218,23 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _stored_context(request: HttpRequest, name: str) -> Context:
-    """Return the rule with a name, its preview and the overrides.
+    """Return the rule with a name, its preview, the shared counts and the overrides.
 
     If the rule is invalid, report that to the user.
     """
-    if not is_storable(name):  # No row has such a name.
-        return {"rule": None}
-    row = RateLimitRule.objects.filter(name=name).first()
-    context: Context = {"rule": row, "overrides": _override_rows(request, name)}
-    if row is not None:
-        try:
-            context["preview"] = preview(row)
-        except RuleError as error:
-            messages.error(request, _("The stored rule is invalid: %s") % error.localized())
-    return context
+    row = None
+    context: Context = {}
+    if is_storable(name):  # No row has another name.
+        row = RateLimitRule.objects.filter(name=name).first()
+        context["overrides"] = _override_rows(request, name)
+    try:
+        limits = _keyed_limits(name, row)
+        context |= {"key": limits.key, "states": limits.shared_states()}
+        if row is not None:
+            context["preview"] = preview(request, row)
+    except RuleError as error:
+        messages.error(request, _("The stored rule is invalid: %s") % error.localized())
+    return {**context, "rule": row}
 
 
 def _override_rows(request: HttpRequest, name: str) -> list[tuple[int, str, str]]:

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..identity import digest, secrets_by_id
-from ..identity.address import client_address, covers
+from ..identity.address import client_address, covers, parse_address
 from ..limits.limit import Limit
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitOverride
@@ -93,7 +93,7 @@ class OverrideForm(AskingForm):
         self._set_end(values)
         if values.get("effect") == "block":
             self._refuse_own(values)
-            warnings = override_confirmations(values.get("network", ""))
+            warnings = override_confirmations(values.get("network", ""), own_proxy(self.request))
             self.ask_to_confirm([("network", warning) for warning in warnings])
         return values
 
@@ -128,6 +128,14 @@ class OverrideForm(AskingForm):
                 self.add_error(
                     name, _("This includes your own account: you would lock yourself out.")
                 )
+
+
+def own_proxy(request: HttpRequest) -> str | None:
+    """Return the address of the proxy that forwarded the request; None if no header names one."""
+    peer = parse_address(request.META.get("REMOTE_ADDR") or "")
+    if peer is None or not {"HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"} & request.META.keys():
+        return None
+    return str(peer)
 
 
 def own_digests(request: HttpRequest) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from django.http import HttpRequest, QueryDict
@@ -18,7 +18,7 @@ from ..identity import digest
 from ..limits.call import MAX_COST, Charge
 from ..limits.limit import TIER, Limit
 from ..limits.rate import SECOND
-from ..models import RateLimitRule
+from ..models import RateLimitOverride, RateLimitRule
 from ..operations.formatting import number_words
 from ..operations.known_limits import LimitInCode, limits_named
 from ..rules import compile
@@ -29,6 +29,7 @@ from ..store import get_store
 from ..views.call_sites import constant_limits, known_call_sites, place_problems
 from ..web.refusal import duration_words
 from .forms import RuleForm
+from .identities import override_words
 from .pages import Context
 
 IGNORED = {"tiers", "on_store_error", "lease", "split"}
@@ -41,6 +42,8 @@ START_US = 1_767_225_600 * SECOND
 WIDTH = 540
 HEIGHT = 200
 """The size of the area of the lines. The labels are around it."""
+MAX_OVERRIDES = 50
+"""Maximum number of overrides to list."""
 
 
 def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
@@ -52,6 +55,7 @@ def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
         return {"hint": _("Enter a limit to see what it would do.")}
     values = posted.copy()
     values["name"] = posted.get("name") or "preview"
+    values.pop("_redraw", None)
     pk = request.GET.get("rule", "")
     stored = None
     if pk.isdecimal() and len(pk) < 19:
@@ -59,13 +63,13 @@ def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
     form = RuleForm(values, instance=stored)
     form.is_asking = False
     if form.is_valid():
-        return preview(form.instance)
+        return preview(request, form.instance)
     labels = {name: f"{field.label}: " for name, field in form.fields.items()}
     errors = [f"{labels.get(name, '')}{texts[0]}" for name, texts in form.errors.items()]
     return {"problems": errors}
 
 
-def preview(row: RateLimitRule) -> Context:
+def preview(request: HttpRequest, row: RateLimitRule) -> Context:
     """Return the context of `preview.html` for a valid rule, which may be unsaved.
 
     Raises:
@@ -75,7 +79,7 @@ def preview(row: RateLimitRule) -> Context:
     context: Context = {
         "problems": place_problems(rule),
         "replaced": replaced_limits(row),
-        "allowances": allowances(row),
+        "allowances": allowances(row, lambda override: override_words(request, override)),
     }
     if rule.template is None:
         return {**context, "hint": _("No rule applies to these requests, and none is counted.")}
@@ -115,8 +119,21 @@ def replaced_limits(row: RateLimitRule) -> list[LimitInCode]:
     return [limit for limit in limits if limit.is_rule or is_bare or row.group == row.name]
 
 
-def allowances(row: RateLimitRule) -> list[tuple[str, str]]:
-    """Return the clients under a rule and what they get, in words: everyone, then each tier.
+class Allowance(NamedTuple):
+    """The clients that a limit applies to, and what they get, in words."""
+
+    clients: str
+    words: str
+
+
+def allowances(
+    row: RateLimitRule, client_of: Callable[[RateLimitOverride], str] = str
+) -> list[Allowance]:
+    """Return what everyone gets under a rule, then each tier, then each override with a rate.
+
+    Args:
+        row: The rule, which may be unsaved.
+        client_of: Returns the name of the client of an override.
 
     Raises:
         RuleError: The rule is invalid.
@@ -124,7 +141,27 @@ def allowances(row: RateLimitRule) -> list[tuple[str, str]]:
     limits: dict[str, list[Limit]] = defaultdict(list)
     for limit in constant_limits(row.compiled()):
         limits[limit.variant.removeprefix(f"{TIER}:")].append(limit)
-    return [(tier or _("everyone"), limit_words(of_tier)) for tier, of_tier in limits.items()]
+    if not limits:
+        return []
+    listed = [
+        Allowance(tier or _("everyone"), limit_words(of_tier)) for tier, of_tier in limits.items()
+    ]
+    first = limits[""][0]
+    for override in _rate_overrides(row):
+        limit = override.override().apply_to(first)
+        words = limit_words([limit])
+        if limit is first:
+            words = _("skipped: does not fit this limit")
+        listed.append(Allowance(client_of(override), words))
+    return listed
+
+
+def _rate_overrides(row: RateLimitRule) -> Iterable[RateLimitOverride]:
+    """Return the overrides with a rate that name a rule, by its present or its new name."""
+    stored = RateLimitRule.objects.filter(pk=row.pk).values_list("name", flat=True)
+    names = {row.name, *stored}
+    overrides = RateLimitOverride.objects.lasting().filter(effect="limit", rule__in=names)
+    return overrides.select_related("user")[:MAX_OVERRIDES]
 
 
 def limit_words(limits: Iterable[Limit]) -> str:

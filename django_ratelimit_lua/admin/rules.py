@@ -20,9 +20,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..conf import conf
 from ..exceptions import StoreError
-from ..limits.algorithms import find
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import Conflict
 from ..models.rule import rules_database
@@ -37,8 +35,10 @@ from ..rules.status import problems
 from ..views.call_sites import describe_rule
 from .forms import (
     RuleForm,
+    absent_options,
     code_names,
     confirmation_digest,
+    default_algorithm,
     option_conditions,
 )
 from .history import describe_change, may_undo, restored_rule, revision_of, rule_of, undo_label
@@ -130,7 +130,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
     list_display = ("limit", "sentence", "mode", "edit")
     list_display_links = None
     list_filter = ("mode",)
-    search_fields = ("name", "description", "path", "route", "key", "group", "audience", "options")
+    search_fields = ("name", "description", "path", "route", "key", "group", "audience")
     actions = (
         _switch_action("enforce", gettext_lazy("Enforce: refuse requests over the limit")),
         _switch_action("shadow", gettext_lazy("Shadow mode: count, do not refuse")),
@@ -172,6 +172,15 @@ class RuleAdmin(LimitPages, ActingAdmin):
         """Return a link to the form of the rule."""
         return format_html('<a href="{}/change/">{}</a>', rule.pk, _("Edit"))
 
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save a rule. A copy keeps the options of optional apps that are not installed."""
+        if "_saveasnew" in request.POST and request.resolver_match is not None:
+            key = unquote(request.resolver_match.kwargs.get("object_id", ""))
+            original = self.get_object(request, key)
+            if isinstance(original, RateLimitRule):
+                obj.options = absent_options(original) | obj.options
+        super().save_model(request, obj, form, change)
+
     def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Return the class of the form. It adds the fields of options itself."""
         names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
@@ -180,6 +189,11 @@ class RuleAdmin(LimitPages, ActingAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
         return sections()
+
+    def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
+        """Return the search fields, including the places that optional apps add."""
+        places = [f"options__{name}" for name, option in option_table().items() if option.is_place]
+        return (*self.search_fields, *places)
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """Return the columns, with those of optional apps, and “Edit” for users who may edit."""
@@ -262,19 +276,20 @@ class RuleAdmin(LimitPages, ActingAdmin):
         rule: RateLimitRule | None = kwargs.get("obj")
         form: RuleForm = context["adminform"].form
         context["names"] = code_names()
-        algorithm = find(conf.ALGORITHM).name
-        context["conditions"] = {"options": option_conditions(), "algorithm": algorithm}
+        context["conditions"] = {"options": option_conditions(), "algorithm": default_algorithm()}
         context["show_save_and_add_another"] = False
         if form.is_bound:
             context["preview"] = preview_of_form(request, request.POST)
         elif rule is not None:
             try:
-                context["preview"] = preview(rule)
+                context["preview"] = preview(request, rule)
             except RuleError as error:
                 texts = " ".join(problem.localized() for problem in error.each[:MAX_PROBLEMS])
                 messages.error(request, _("The stored rule is invalid: %s") % texts)
         if rule is not None:
             context["limit_url"] = limit_url(request, rule.name)
+        if form.is_editable:
+            form.mark_hidden_fields()
         return super().render_change_form(request, context, *args, **kwargs)
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from argparse import ArgumentParser
+from argparse import Action, ArgumentError, ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from http.cookies import CookieError
@@ -50,6 +50,20 @@ keys: `[("header:X-API-Key", "k"), ("get:q", "x"), ("post:username", "ada"), ("t
 """
 
 
+class StoreOnce(Action):
+    """Stores a value, like argparse's `store`. A repeated option is an error."""
+
+    is_given = False
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if option and self.is_given:
+            raise ArgumentError(self, "is given twice; give it once")
+        self.is_given = True
+        setattr(namespace, self.dest, values)
+
+
 def add_subject(parser: ArgumentParser) -> None:
     """Add the options that name the subject."""
     group = parser.add_argument_group("client", "Options that name the client.")
@@ -78,7 +92,7 @@ def add_request(parser: ArgumentParser) -> None:
 
 
 def add_length(parser: ArgumentParser) -> None:
-    """Add the options for a duration."""
+    """Add the length of a ban or an override, or its absence."""
     group = parser.add_mutually_exclusive_group()
     text = "30m, 1h, 7d … (default: %(default)s)"
     group.add_argument("--for", dest="period", default="1h", metavar="TIME", help=text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 
 from django.utils.translation import gettext as _
 
@@ -54,19 +54,22 @@ def _refusing_field(rule: Rule) -> str:
     return ""
 
 
-def override_confirmations(text: str) -> list[str]:
+def override_confirmations(text: str, peer: str | None = None) -> list[str]:
     """Return the warnings to confirm before a block that affects many clients is saved.
 
     Args:
         text: The network that it names; empty or invalid: none.
+        peer: The proxy that the operator's own request came through, if it did.
     """
     try:
         network = parse_network(text)
     except ValueError:
         return []
-    proxies: Sequence[Network] = ()
+    proxies: list[Network] = []
     if isinstance(conf.TRUSTED_PROXIES, tuple):
-        proxies = conf.TRUSTED_PROXIES
+        proxies += conf.TRUSTED_PROXIES
+    with suppress(ValueError):
+        proxies.append(parse_network(peer or ""))
     warnings: list[str] = []
     if network.prefixlen <= WIDE[network.version]:
         problem = _(

@@ -94,7 +94,7 @@ class RuleError(ImproperlyConfigured):
 
 
 def _label(name: str, value: Any) -> object:
-    """Return the label of a parameter's value, or the value if it has none."""
+    """Return the label of a parameter's value, or the value if it has no label."""
     table = option_table()
     if name in ("option", "other"):
         return f"“{capfirst(_(table[value].label))}”"

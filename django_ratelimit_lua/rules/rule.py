@@ -186,7 +186,7 @@ class Rule:
     def name_at(self, group: str) -> str:
         """Return the name of the rule or call site, from which the names of its limits are derived.
 
-        A call site is named by its group. `group` is used if it has none.
+        A call site is named by its group. `group` is used for a site without a group.
         """
         return self.name or self.group or group
 

@@ -112,7 +112,7 @@ def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse
 
 
 def _render(request: HttpRequest, details: ErrorDetails, form: Form, template: Any) -> HttpResponse:
-    """Return a response from the template, or in this form if there is none."""
+    """Return a response from the template; without a template, in this form."""
     with language_of(request):
         content_type = None
         if template is not None:

@@ -561,7 +561,7 @@ def table(outcomes: dict[str, Outcome]) -> str:
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows as a table of reStructuredText, whose first row is the head."""
+    """Return rows as a table of reStructuredText, with the first row as its head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     line = " ".join("=" * width for width in widths)
     lines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...limits.rate import LimitError
 from ...models.audit import acting
 from ...publishing.publisher import OwnerError
 from ...publishing.triggers import migration_problem
+from ..arguments import StoreOnce
 from ..verbs import (  # noqa: F401 - each module declares its verbs
     Printer,
     Verb,
@@ -45,6 +47,7 @@ class Command(Printer):
                 group_parser = groups[""].add_parser(group, help=", ".join(words))
                 groups[group] = _add_verbs(group_parser, required=True)
             verb_parser = groups[group].add_parser(word, help=verb.help, description=verb.help)
+            verb_parser.register("action", None, StoreOnce)
             for add_argument in verb.arguments:
                 add_argument(verb_parser)
             verb_parser.set_defaults(verb=verb)
@@ -85,8 +88,11 @@ def _add_verbs(parser: Any, *, required: bool) -> Any:
         if misspelt is not None:
             word = misspelt[1]
             annex = VERBS_OF_ANNEXES.get(word)
+            near = get_close_matches(word, subparsers.choices, 1)
             if annex and not is_installed(annex):
                 message = f"the app of the verb {word!r} is not installed. {install_hint(annex)}"
+            elif near:
+                message = f"there is no verb {word!r}; did you mean {near[0]!r}?"
         report_error(message)
 
     parser.error = suggest_verb

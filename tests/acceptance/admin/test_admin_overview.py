@@ -154,3 +154,18 @@ def test_the_number_of_queries_does_not_grow_with_the_rules(
     )
     with django_assert_max_num_queries(12):
         operator.get(OVERVIEW)
+
+
+def test_the_page_of_a_limit_shows_that_requests_without_its_header_share_a_count(
+    operator: Client,
+) -> None:
+    """A header that no request has would make one count of all clients, without an error."""
+    RateLimitRule.objects.create(name="api", path="/x", key="header:X-API-Key", rate="50/m")
+    where = f"{HOME}ratelimitrule/limit/?name=api"
+    with_key = Client(REMOTE_ADDR="203.0.113.1")
+    assert with_key.get("/x", headers={"X-API-Key": "k1"}).status_code == 404
+    assert "share one count" not in operator.get(where).content.decode()
+    for number in range(3):
+        Client(REMOTE_ADDR=f"203.0.113.{number}").get("/x")
+    page = operator.get(where).content.decode()
+    assert "All requests without header:X-API-Key share one count: 3 of 50." in page

@@ -132,7 +132,7 @@ def test_overrides_name_a_limit_by_its_place_too(operator: Client) -> None:
 
 
 def test_the_page_of_a_limit_has_its_sentence_and_links(operator: Client) -> None:
-    """It finds clients, and lists overrides."""
+    """It finds clients, lists overrides, and shows the count that all clients share."""
     url = f"{RULES}limit/"
 
     def page(name: str) -> str:
@@ -143,8 +143,10 @@ def test_the_page_of_a_limit_has_its_sentence_and_links(operator: Client) -> Non
     assert '<input type="hidden" name="name" value="looks">' in page("looks")
     rule = RateLimitRule.objects.create(name="site", path="/looks", key="all", rate="5/h")
     RateLimitOverride.objects.create(network="203.0.113.9", rule="site", effect="exempt")
+    assert [Client().get("/looks").status_code for _ in range(2)] == [200] * 2
     text = page("site")
     assert "5 per hour for all clients together, on /looks" in text
+    assert "Used by all clients together: 2 of 5." in text
     assert f'href="{RULES}{rule.pk}/change/"' in text
     assert "203.0.113.9</a>: exempt: no limit" in text
     assert operator.get(url, {"name": "nothing"}).status_code == 404

@@ -13,7 +13,7 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.utils import translation
 
-from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules import RuleError
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import RULES, confirmed, errors, given
@@ -121,29 +121,58 @@ def is_folded(answer: Any) -> bool:
     return any(section.is_collapsible for section in answer.context["adminform"])
 
 
-def field_names(answer: Any) -> list[str]:
-    """Return the names of the fields in their order, whether a script hides them or not."""
+def visible(answer: Any) -> list[str]:
+    """Return the fields that the page shows without a script, by their names."""
+    form = answer.context["adminform"].form
     sections = answer.context["adminform"]
-    return [field.field.name for section in sections for line in section for field in line]
+    names = [field.field.name for section in sections for line in section for field in line]
+    return [name for name in names if "data-hidden" not in form.fields[name].widget.attrs]
 
 
 FIELDS = ["name", "mode", "rate", "key", "path", "group", "method", "audience"]
 FIELDS += ["user_agent", "waited", "network", "tiers", "message"]
+DENIED = "count_denied"
+ADVANCED = ["description", "order", "cost", "algorithm", "on_store_error", "ban_after"]
 
 
-def test_the_form_begins_with_thirteen_fields(operator: Client) -> None:
-    """All others are in a folded section, with conditions for the script that hides them."""
+def test_the_form_has_thirteen_fields_and_the_options_of_the_algorithm(operator: Client) -> None:
+    """The options that have no effect are hidden, and shown if they have a value."""
     answer = operator.get(f"{RULES}add/")
-    assert field_names(answer)[: len(FIELDS)] == FIELDS
+    assert visible(answer)[: len(FIELDS)] == FIELDS
+    assert {*visible(answer)} == {*FIELDS, *ADVANCED, "exempt", "segments", "count_denied"}
     assert is_folded(answer)
     html = answer.content.decode()
     assert 'name="confirm"' not in html
     assert "Envoy" not in html
     assert "descriptor" not in html
-    conditions = answer.context["conditions"]
-    assert conditions["algorithm"] == "sliding_window"
-    assert conditions["options"]["burst"]["algorithms"] == ["token_bucket"]
-    assert conditions["options"]["ban_for"]["needs"] == "ban_after"
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="5/d")
+    for options, shown in {
+        (("algorithm", "token_bucket"),): {"burst", "max_wait", "lease", "split"},
+        (("algorithm", "token_bucket"), ("lease", 5)): {"burst", "max_wait", "lease"},
+        (("algorithm", "fixed_window"), ("align", "day")): {"align", "time_zone", DENIED, "lease"},
+        (("ban_after", 5), ("ban_for", "1h")): {DENIED, "segments", "ban_window", "ban_for"},
+        (("algorithm", "concurrency"),): set(),
+    }.items():
+        RateLimitRule.objects.filter(pk=rule.pk).update(options=dict(options))
+        page = operator.get(f"{RULES}{rule.pk}/change/")
+        assert {*visible(page)} == {*FIELDS, *ADVANCED, *shown}, options
+        assert not is_folded(page)
+        assert len(visible(page)) <= 25
+
+
+def test_without_a_script_a_button_shows_the_fields_of_another_algorithm(operator: Client) -> None:
+    """Nothing is saved, no error is shown, and the plot is that of the entered values."""
+    page = operator.get(f"{RULES}add/").content.decode()
+    assert '<noscript><div class="submit-row ratelimit-redraw"><button type="submit"' in page
+    form = given(path="/ok", key="ip", rate="5/m", algorithm="token_bucket", _redraw="1")
+    answer = operator.post(f"{RULES}add/", form)
+    assert answer.status_code == 200
+    assert "burst" in visible(answer)
+    assert "Of 10 requests at once, 5 are allowed." in answer.content.decode()
+    assert not is_folded(answer)
+    answer = operator.post(f"{RULES}add/", {**form, "rate": "much", "burst": "-1"})
+    assert "errorlist" not in answer.content.decode()
+    assert not RateLimitRule.objects.exists()
 
 
 def test_an_advanced_field_with_an_error_is_shown(operator: Client) -> None:
@@ -151,6 +180,7 @@ def test_an_advanced_field_with_an_error_is_shown(operator: Client) -> None:
     for fields in ({"ban_after": 5}, {"burst": "x"}):
         answer = operator.post(f"{RULES}add/", given(path="/ok", key="ip", rate="2/h", **fields))
         assert not is_folded(answer)
+        assert {*fields} <= {*visible(answer)}
 
 
 def test_a_key_is_chosen_from_a_list_or_entered_as_text(operator: Client) -> None:
@@ -182,9 +212,10 @@ def test_a_url_pattern_is_entered_as_a_path(operator: Client) -> None:
 
 
 def test_the_form_shows_what_each_group_of_clients_gets(operator: Client, client: Client) -> None:
-    """A tier without a burst of its own has that of the rule."""
+    """A tier without a burst of its own has that of the rule, and so has an override."""
     Group.objects.create(name="pro")
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="60/m")
+    RateLimitOverride.objects.create(network="127.0.0.1", rule="site", effect="limit", rate="90/m")
     form = given(path="/ok", key="ip", rate="60/m", algorithm="token_bucket", burst=2)
     tier = {"tiers-TOTAL_FORMS": 1, "tiers-0-group": "pro", "tiers-0-rate": "600/m"}
 
@@ -197,6 +228,7 @@ def test_the_form_shows_what_each_group_of_clients_gets(operator: Client, client
     assert groups() == {
         "everyone": "60 per minute, up to 2 at once",
         "pro": "600 per minute, up to 2 at once",
+        "127.0.0.1": "90 per minute, up to 2 at once",
     }
     assert groups(**{"tiers-0-burst": 300})["pro"] == "600 per minute, up to 300 at once"
     leaky = {"algorithm": "leaky_bucket", "burst": "", "queue": 4}
@@ -204,6 +236,7 @@ def test_the_form_shows_what_each_group_of_clients_gets(operator: Client, client
     assert groups(algorithm="", burst="", rate="5/s, 60/m")["everyone"] == (
         "5 per second and 60 per minute"
     )
+    assert groups(name="renamed").keys() == {"everyone", "pro", "127.0.0.1"}
     answer = operator.post(f"{RULES}{rule.pk}/change/", {**form, **tier})
     assert answer.status_code == 302, errors(answer)
     assert [client.get("/ok").status_code for _ in range(3)] == [200, 200, 429]

@@ -283,12 +283,14 @@ def test_a_repeated_button_or_command_adds_one_override(operator: Client) -> Non
         (["10.1.2.3"], "10.0.0.0/8", True),
         (["2001:db8::/32"], "10.0.0.0/9", False),
         (["10.0.0.0/8"], "203.0.113.9", False),
+        (1, "192.0.2.1", True),
+        (1, "192.0.2.2", False),
     ],
 )
 def test_a_block_of_a_known_proxy_has_to_be_confirmed(
     trusted: Any, network: str, is_asked: bool, settings: Any
 ) -> None:
-    """A proxy is known by the settings."""
+    """A proxy is known by the settings, or because the operator's request came through it."""
     settings.RATELIMIT_TRUSTED_PROXIES = trusted
     client = Client(REMOTE_ADDR="192.0.2.1", headers={"x-forwarded-for": OPERATOR})
     client.force_login(User.objects.create_superuser("grace"))

@@ -77,8 +77,8 @@ class Histories(RuleBasedStateMachine):
     @rule(site=sites, process=processes, who=blocked)
     def block(self, site: str, process: int, who: int) -> None:
         """Block a client."""
-        whom = "key='secret'" if who == 2 else f"network='203.0.113.{who}'"
-        self._process(site, process)(f"block({whom})")
+        subject = "key='secret'" if who == 2 else f"network='203.0.113.{who}'"
+        self._process(site, process)(f"block({subject})")
         self._published(site)
 
     @rule(site=sites, process=processes)

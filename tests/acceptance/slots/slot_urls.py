@@ -49,7 +49,7 @@ class Run:
 
     def __init__(self, request: Any) -> None:
         self._key = running_key(request.GET["who"])
-        counting.incr(self._key)
+        counting.lpush(f"{self._key}:counts", counting.incr(self._key))
 
     def end(self) -> None:
         counting.decr(self._key)
@@ -61,7 +61,7 @@ def chunks(request: Any, run: Run) -> Iterator[bytes]:
         for number in range(CHUNKS):
             if number == 2 and "breaks" in request.GET:
                 raise ValueError("in the middle of the body")
-            yield b"x" * 10
+            yield b"x" * int(request.GET.get("size", 10))
             time.sleep(seconds / CHUNKS)
     finally:
         run.end()
@@ -73,7 +73,7 @@ async def achunks(request: Any, run: Run) -> AsyncIterator[bytes]:
         for number in range(CHUNKS):
             if number == 2 and "breaks" in request.GET:
                 raise ValueError("in the middle of the body")
-            yield b"x" * 10
+            yield b"x" * int(request.GET.get("size", 10))
             await asyncio.sleep(seconds / CHUNKS)
     finally:
         run.end()
@@ -176,6 +176,11 @@ class SlotsInUse:
     def running(self, who: str) -> int:
         """Return the number of running views and bodies of a client."""
         return int(self._direct.get(f"running:{self._prefix}{who}") or 0)
+
+    def max_running(self, who: str) -> int:
+        """Return the maximum number of views and bodies of a client that ran at the same time."""
+        counts = self._direct.lrange(f"running:{self._prefix}{who}:counts", 0, -1)
+        return max(map(int, counts), default=0)
 
     def until_free(self, seconds: float = 20) -> None:
         """Wait until no slot is held."""

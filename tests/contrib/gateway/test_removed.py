@@ -60,7 +60,7 @@ def warnings() -> list[tuple[str, str]]:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> None:
-    """Other fields can be edited in the meantime, and the change undone. A check warns."""
+    """Other fields can be edited, the change undone, and the rule copied. A check warns."""
     edge = RateLimitRule.objects.create(name="edge", rate="1/h", options=EDGE)
     site = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h", options=EDGE)
     assert warnings() == []
@@ -72,6 +72,8 @@ def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> N
             changed = {"rate": "2/h", "description": "now for 2"}
             form = given(name=rule.name, path=rule.path, key=rule.key, **changed)
             assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
+        copy = given(name="copy", path="/copy", key="ip", rate="2/h", _saveasnew="yes")
+        operator.post(f"{RULES}{site.pk}/change/", copy)
         assert f"descriptor ({LINE})" in RateLimitRule.objects.get(pk=edge.pk).describe()
         assert RateLimitRule.objects.get(pk=edge.pk).options == EDGE
         edited = RateLimitChange.objects.filter(object_id=edge.pk).latest("pk")
@@ -79,6 +81,7 @@ def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> N
     edge.refresh_from_db()
     assert (edge.rate, edge.options) == ("1/h", EDGE)
     assert RateLimitRule.objects.get(pk=site.pk).options == EDGE
+    assert RateLimitRule.objects.get(name="copy").options == EDGE
 
 
 @pytest.mark.django_db(transaction=True)

@@ -14,7 +14,7 @@ from django_ratelimit_lua.exceptions import StoreError
 
 @pytest.fixture
 def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    """Yield a listener whose steps the test runs."""
+    """Yield a listener. The test runs its steps."""
     monkeypatch.setattr(module.provider, "compare_with_published", lambda loads: True)
     listener = Listener()
     yield listener

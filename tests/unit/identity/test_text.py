@@ -129,7 +129,7 @@ def test_long_text_is_normalized_cheaply() -> None:
 
 
 def requests(rf: RequestFactory, kind: str, value: str) -> Any:
-    """Return a request whose field `name` of that kind has the value."""
+    """Return a request that has the value in the field `name` of that kind."""
     if kind in ("json", "data"):
         return rf.post("/", {"name": value}, content_type="application/json")
     request = rf.post("/", {"name": value} if kind == "post" else {}, query_params={"name": value})

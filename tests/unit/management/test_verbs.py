@@ -67,13 +67,35 @@ def test_without_a_verb_all_verbs_are_printed(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["unblok", "--ip", "192.0.2.1"], "invalid choice: 'unblok'"),
-        (["rules", "exprot"], "invalid choice: 'exprot'"),
+        (["unblok", "--ip", "192.0.2.1"], "there is no verb 'unblok'; did you mean 'unblock'?"),
+        (["rules", "exprot"], "there is no verb 'exprot'; did you mean 'export'?"),
+        (["xyz"], "invalid choice: 'xyz'"),
         (["rules"], "required: verb"),
         (["rules", "mode", "api", "on"], "invalid choice: 'on'"),
     ],
 )
-def test_the_error_about_a_misspelt_verb_lists_all(arguments: list[str], problem: str) -> None:
-    """So does that about a mode."""
+def test_a_misspelt_verb_gets_a_suggestion(arguments: list[str], problem: str) -> None:
+    """The error suggests the most similar verb, or lists the valid verbs or modes."""
     with pytest.raises(CommandError, match=re.escape(problem)):
         call_command("ratelimit", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [
+        (verb, option)
+        for verb in ("block", "unblock", "forget", "reset", "rules explain")
+        for option in ("--ip", "--user")
+    ]
+    + [
+        ("block", "--for"),
+        ("block", "--reason"),
+        ("rules explain", "--path"),
+        ("reset", "--method"),
+        ("bans lift", "--limit"),
+    ],
+)
+def test_an_option_with_one_value_is_not_repeated(verb: str, option: str) -> None:
+    """The error names the option, because the last value alone would be used otherwise."""
+    with pytest.raises(CommandError, match=f"argument {option}: is given twice; give it once"):
+        call_command("ratelimit", *verb.split(), option, "1h", option, "1h")

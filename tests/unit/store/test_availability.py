@@ -19,7 +19,7 @@ def trials() -> list[bool]:
 
 @pytest.fixture
 def availability(trials: list[bool], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return an availability whose trials the test runs."""
+    """Return an availability. The test runs its trials."""
     made = Availability(lambda: trials.pop(0))
     monkeypatch.setattr(made._task, "start", lambda: True)
     return made
