@@ -71,7 +71,7 @@ LANGUAGES ?= --all
 messages: $(VENV)/test
 	cd django_ratelimit_lua && ../$(RUN)/python -m django makemessages $(LANGUAGES) --no-location --no-wrap --no-obsolete
 	cd django_ratelimit_lua && ../$(RUN)/python -m django compilemessages
-	$(RUN)/python -m tests.tools.texts untranslated
+	for catalogue in django_ratelimit_lua/locale/*/LC_MESSAGES/*.po; do msgattrib --untranslated --no-obsolete $$catalogue; done
 
 format: $(VENV)/lint
 	$(RUN)/ruff check --fix .

@@ -2,5 +2,4 @@
 
 - `python -m tests.bench` (`make bench`): the costs of decisions, requests, rules and clusters;
 - `python -m tests.bench.peers` (`make bench-peers`): the same work with other limiters;
-- `python -m tests.tools.profile_hit`: the time of a hit by function.
 """
