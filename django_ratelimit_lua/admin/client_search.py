@@ -45,7 +45,7 @@ class FoundClient(NamedTuple):
 
 
 def search_clients(text: str, named: Mapping[str, Name]) -> list[FoundClient]:
-    """Return the known clients that match a text.
+    """Return the known clients that match a text, at most `MAX_LISTED`.
 
     An address and a user are always known. Any other client is known if a limit has counted it, if
     it has an override, or if a record names it.

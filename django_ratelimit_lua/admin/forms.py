@@ -113,7 +113,7 @@ def audience_choices(groups: list[str], stored: list[str]) -> list[tuple[str, st
 
 
 def code_names() -> list[str]:
-    """Return the names of limits in the code."""
+    """Return the names of limits in the code, at most `MAX_NAMES`."""
     discover_call_sites()
     return known_call_sites.names()[:MAX_NAMES]
 
@@ -146,14 +146,19 @@ def default_algorithm() -> str:
 
 
 def hidden_options(values: Mapping[str, Any]) -> list[str]:
-    """Return the options that have neither a value nor an effect, by the values of the form."""
+    """Return the options without a value that would have no effect, by the values of the form.
+
+    An option has none under another algorithm, together with an option that it excludes, and
+    without the option that it needs.
+    """
+    given = {name for name, value in values.items() if is_set(value)}
     algorithm = values.get("algorithm") or default_algorithm()
     hidden = []
     for name, condition in option_conditions().items():
         is_of_another = condition["algorithms"] and algorithm not in condition["algorithms"]
-        is_excluded = any(is_set(values.get(other)) for other in condition["excludes"])
-        is_alone = condition["needs"] and not is_set(values.get(condition["needs"]))
-        if not is_set(values.get(name)) and (is_of_another or is_excluded or is_alone):
+        is_excluded = not given.isdisjoint(condition["excludes"])
+        lacks_other = condition["needs"] and condition["needs"] not in given
+        if name not in given and (is_of_another or is_excluded or lacks_other):
             hidden.append(name)
     return hidden
 
@@ -191,10 +196,16 @@ class AskingForm(RevisionForm):
 
 
 def form_values(rule: RateLimitRule) -> Values:
-    """Return the values of the form's fields for a rule."""
-    values: Values = {name: getattr(rule, name) for name in COLUMNS}
-    values["path"] = "\n".join(filter(None, [rule.path, values.pop("route")]))
-    return {**dict.fromkeys(option_table()), **stored_options(rule), **values}
+    """Return the values of the form's fields for a rule.
+
+    `path` has the paths and the route, one per line. An option that is not set is None.
+    """
+    values: Values = dict.fromkeys(option_table())
+    values.update(stored_options(rule))
+    # Columns replace options with their names, which only edits by hand have stored.
+    values.update({name: getattr(rule, name) for name in COLUMNS if name != "route"})
+    values["path"] = "\n".join(text for text in (rule.path, rule.route) if text)
+    return values
 
 
 def stored_options(rule: RateLimitRule) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..models import RateLimitOverride, RateLimitRule
-from ..operations.known_limits import LimitInCode, limits_named, place_words
+from ..operations.known_limits import limits_named, place_words
 from ..rules import RuleError, compile
 from ..rules.rule import is_storable
 from ..rules.ruleset import settings_rules
@@ -31,10 +31,7 @@ from ..views.call_sites import SETTINGS, CallSite, constant_limits, replaced_cal
 from .forms import Values, form_values
 from .identities import may_see_overrides, override_words
 from .pages import Context, admin_url, extension_sections, page_query, page_response
-from .preview import preview
-
-MAX_OVERRIDES = 50
-"""Maximum number of overrides on the page of a limit."""
+from .preview import MAX_OVERRIDES, preview
 
 
 def limit_url(request: HttpRequest, name: str) -> str:
@@ -44,24 +41,29 @@ def limit_url(request: HttpRequest, name: str) -> str:
 
 
 class ListColumn:
-    """A column of an optional app, in the form that `list_display` takes."""
+    """A column of an optional app, in the form that `list_display` takes.
+
+    - `cells`: by the name of each listed limit; empty until the list has read them.
+    """
 
     def __init__(self, column: Column) -> None:
         self.__name__ = column.name
         self.short_description = column.heading
         self.column = column
-        self._cells: Mapping[str, object] = {}
-        self._missing = "—"
+        self.cells: Mapping[str, object] = {}
 
-    def read(self, request: HttpRequest, rules: Mapping[str, RateLimitRule | None]) -> None:
-        """Read the cells of these limits. If Redis is unavailable, each is unknown."""
+    def read_cells(
+        self, request: HttpRequest, rules: Mapping[str, RateLimitRule | None]
+    ) -> Mapping[str, object]:
+        """Return the cell of each of these limits. If Redis is unavailable, each is unknown."""
         try:
-            self._cells = self.column.cells(request, rules)
+            cells = self.column.cells(request, rules)
         except StoreError:
-            self._missing = _("unknown")
+            return dict.fromkeys(rules, _("unknown"))
+        return {name: cells.get(name, "—") for name in rules}
 
-    def __call__(self, limit: RateLimitRule | LimitInCode) -> object:
-        return self._cells.get(limit.name, self._missing)
+    def __call__(self, rule: RateLimitRule) -> object:
+        return self.cells[rule.name]
 
 
 def list_columns() -> list[ListColumn]:
@@ -70,27 +72,34 @@ def list_columns() -> list[ListColumn]:
 
 
 class KeyedLimits(NamedTuple):
-    """The limits at constant rates that count by one key."""
+    """The limits at constant rates that count by one key; empty if each call names its client."""
 
     key: str
     limits: Sequence[Limit]
 
     def shared_states(self) -> Sequence[LimitState]:
-        """Return the states that all clients share; empty if each client has its own count.
+        """Return the states of the count that several clients share; empty if there is none.
 
-        All share the count of the key `all`. Requests without the field of a key share another.
+        With the key `all`, all clients share it. If the key is a field, requests without the field
+        share it, and only limits that these have used are returned.
         """
         if self.key == ALL_CALLERS:
             return self._peek_states(None)
-        if split_field(self.key) is None:
+        is_field = split_field(self.key) is not None
+        if not is_field:
             return ()
         states = self._peek_states(field_identity(self.key, None))
         return [state for state in states if state.used]
 
     def _peek_states(self, identity: Identity) -> Sequence[LimitState]:
-        """Return the state of each limit for an identity; empty if Redis is unavailable."""
+        """Return the state of each limit for an identity (None: that of `all`), and count nothing.
+
+        Empty if Redis is unavailable.
+        """
         client = digest(identity)
-        charges = [DecidedCharge(Charge(limit.without_bans(), client), "") for limit in self.limits]
+        charges = [
+            DecidedCharge(Charge(limit.without_bans(), client), name="") for limit in self.limits
+        ]
         try:
             return run(peeking(charges)).limits
         except StoreError:  # The page reports it, see `audited`.
@@ -98,18 +107,21 @@ class KeyedLimits(NamedTuple):
 
 
 def _keyed_limits(name: str, row: RateLimitRule | None) -> KeyedLimits:
-    """Return the limits of a rule; without a rule, those in the code with this name.
+    """Return the limits of a rule, except those of its tiers; without a rule, those in the code.
 
-    A rule without a key counts by the key of the code that it replaces.
+    Of those in the code, only those with the key of the first are returned. A rule without a key
+    counts by that key.
+
+    Raises:
+        RuleError: The rule is invalid.
     """
     sites = replaced_call_sites(name)
-    key = next((site.key for site in sites), "")
+    code_key = sites[0].key if sites else ""
     if row is None:
-        limits = [limit for site in sites if site.key == key for limit in site.limits]
-        return KeyedLimits(key, limits)
+        in_code = [limit for site in sites if site.key == code_key for limit in site.limits]
+        return KeyedLimits(code_key, in_code)
     rule = row.compiled()
-    if rule.key is not None:
-        key = rule.key.name
+    key = code_key if rule.key is None else rule.key.name
     return KeyedLimits(key, [limit for limit in constant_limits(rule) if not limit.variant])
 
 
@@ -238,7 +250,7 @@ def _stored_context(request: HttpRequest, name: str) -> Context:
 
 
 def _override_rows(request: HttpRequest, name: str) -> list[tuple[int, str, str]]:
-    """Return the overrides that name a limit: id, client and effect of each.
+    """Return up to `MAX_OVERRIDES` overrides that name a limit: id, client and effect of each.
 
     The list is empty if the user may not see them.
     """

@@ -51,7 +51,7 @@ def admin_url(request: HttpRequest, name: str, *arguments: object) -> str:
 
 
 def search_text(request: HttpRequest) -> str:
-    """Return the text that a page is asked to search for."""
+    """Return the text that a page is asked to search for, cut to `MAX_SEARCH_LENGTH`."""
     return request.GET.get("q", "").strip()[:MAX_SEARCH_LENGTH]
 
 

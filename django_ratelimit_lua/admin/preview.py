@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from django.http import HttpRequest, QueryDict
@@ -43,7 +43,7 @@ WIDTH = 540
 HEIGHT = 200
 """The size of the area of the lines. The labels are around it."""
 MAX_OVERRIDES = 50
-"""Maximum number of overrides to list."""
+"""Maximum number of overrides that the preview and the page of a limit list."""
 
 
 def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
@@ -79,7 +79,7 @@ def preview(request: HttpRequest, row: RateLimitRule) -> Context:
     context: Context = {
         "problems": place_problems(rule),
         "replaced": replaced_limits(row),
-        "allowances": allowances(row, lambda override: override_words(request, override)),
+        "allowances": allowances(request, row),
     }
     if rule.template is None:
         return {**context, "hint": _("No rule applies to these requests, and none is counted.")}
@@ -126,21 +126,17 @@ class Allowance(NamedTuple):
     words: str
 
 
-def allowances(
-    row: RateLimitRule, client_of: Callable[[RateLimitOverride], str] = str
-) -> list[Allowance]:
+def allowances(request: HttpRequest, row: RateLimitRule) -> list[Allowance]:
     """Return what everyone gets under a rule, then each tier, then each override with a rate.
 
     Args:
+        request: The request, whose user may not be allowed to see all clients.
         row: The rule, which may be unsaved.
-        client_of: Returns the name of the client of an override.
 
     Raises:
         RuleError: The rule is invalid.
     """
-    limits: dict[str, list[Limit]] = defaultdict(list)
-    for limit in constant_limits(row.compiled()):
-        limits[limit.variant.removeprefix(f"{TIER}:")].append(limit)
+    limits = _limits_by_tier(row)
     if not limits:
         return []
     listed = [
@@ -148,16 +144,28 @@ def allowances(
     ]
     first = limits[""][0]
     for override in _rate_overrides(row):
-        limit = override.override().apply_to(first)
-        words = limit_words([limit])
-        if limit is first:
-            words = _("skipped: does not fit this limit")
-        listed.append(Allowance(client_of(override), words))
+        listed.append(Allowance(override_words(request, override), _words_under(override, first)))
     return listed
 
 
+def _limits_by_tier(row: RateLimitRule) -> Mapping[str, Sequence[Limit]]:
+    """Return the limits of a rule at constant rates, by the name of the tier; empty: no tier."""
+    limits = defaultdict(list)
+    for limit in constant_limits(row.compiled()):
+        limits[limit.variant.removeprefix(f"{TIER}:")].append(limit)
+    return limits
+
+
+def _words_under(override: RateLimitOverride, limit: Limit) -> str:
+    """Return the rate of a limit under an override with a rate, in words."""
+    changed = override.override().apply_to(limit)
+    if changed is limit:
+        return _("skipped: does not fit this limit")
+    return limit_words([changed])
+
+
 def _rate_overrides(row: RateLimitRule) -> Iterable[RateLimitOverride]:
-    """Return the overrides with a rate that name a rule, by its present or its new name."""
+    """Return up to `MAX_OVERRIDES` overrides with a rate that name a rule, by old or new name."""
     stored = RateLimitRule.objects.filter(pk=row.pk).values_list("name", flat=True)
     names = {row.name, *stored}
     overrides = RateLimitOverride.objects.lasting().filter(effect="limit", rule__in=names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from django.contrib import admin, messages
@@ -82,33 +82,42 @@ def _switch_action(mode: str, description: Any) -> Any:
     return switch
 
 
+class OtherLimit(NamedTuple):
+    """A limit in the code or in the settings, as the list of rules shows it.
+
+    - `cells`: the heading and the cell of each column of an optional app.
+    """
+
+    limit: LimitInCode
+    label: str
+    url: str
+    cells: Sequence[tuple[object, object]]
+
+
 class LimitList(ChangeList):
     """The list of rules. Its last page also has the limits in the code and in the settings."""
 
-    others: Sequence[tuple[Any, ...]] = ()
-    """Each of these limits, with its label, its URL and the cells of optional apps."""
+    others: Sequence[OtherLimit] = ()
     may_add = False
 
-    def read_columns(self, request: HttpRequest) -> None:
-        """Read the cells of the columns of optional apps, and the limits in the code."""
-        limits = self._matching_limits() if self.has_others(request) else []
+    def read_others(self, request: HttpRequest) -> None:
+        """Set `others`, and the cells of optional apps for them and for the rules."""
+        limits = self._matching_limits()
         rows: dict[str, RateLimitRule | None] = {limit.name: None for limit in limits}
         rows |= {rule.name: rule for rule in self.result_list}
         columns = [column for column in self.list_display if isinstance(column, ListColumn)]
         for column in columns:
-            column.read(request, rows)
-        self.others = [
-            (
-                limit,
-                place_words(limit.name),
-                limit_url(request, limit.name),
-                [(column.short_description, column(limit)) for column in columns],
-            )
-            for limit in limits
-        ]
+            column.cells = column.read_cells(request, rows)
+        self.others = [_describe_other(request, limit, columns) for limit in limits]
 
     def _matching_limits(self) -> list[LimitInCode]:
-        """Return the limits in the code whose name and description contain all searched words."""
+        """Return the limits in the code whose name and description contain all searched words.
+
+        They are on the last page, and only without a filter.
+        """
+        is_last = self.show_all or self.page_num >= self.paginator.num_pages
+        if not is_last or self.has_active_filters:
+            return []
         words = self.query.lower().split()
         limits = []
         for limit in limits_in_code():
@@ -117,10 +126,13 @@ class LimitList(ChangeList):
                 limits.append(limit)
         return limits
 
-    def has_others(self, request: HttpRequest) -> bool:
-        """Return whether limits in the code are listed: on the last page, without a filter."""
-        is_last = self.show_all or self.page_num >= self.paginator.num_pages
-        return is_last and not self.has_active_filters
+
+def _describe_other(
+    request: HttpRequest, limit: LimitInCode, columns: Iterable[ListColumn]
+) -> OtherLimit:
+    """Return the row of a limit in the code, with its cells in these columns."""
+    cells = [(column.short_description, column.cells[limit.name]) for column in columns]
+    return OtherLimit(limit, place_words(limit.name), limit_url(request, limit.name), cells)
 
 
 class RuleAdmin(LimitPages, ActingAdmin):
@@ -206,10 +218,10 @@ class RuleAdmin(LimitPages, ActingAdmin):
         return LimitList
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        """Return the list, with the cells of all columns."""
+        """Return the list, with the limits in the code and the cells of all columns."""
         limit_list = super().get_changelist_instance(request)
         assert isinstance(limit_list, LimitList)
-        limit_list.read_columns(request)
+        limit_list.read_others(request)
         limit_list.may_add = self.has_add_permission(request)
         return limit_list
 

@@ -54,11 +54,12 @@ class StoreOnce(Action):
     """Stores a value, like argparse's `store`. A repeated option is an error."""
 
     is_given = False
+    """Whether the value was given. A parser parses only one command line."""
 
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
     ) -> None:
-        if option and self.is_given:
+        if option is not None and self.is_given:
             raise ArgumentError(self, "is given twice; give it once")
         self.is_given = True
         setattr(namespace, self.dest, values)
@@ -275,11 +276,11 @@ def _make_meta(
     path: str, parameters: Fields, address: str | None, host: str | None
 ) -> dict[str, Any]:
     """Return `META` of a request, as a server sets it: a path may be one that no URL can have."""
-    path, _mark, query = path.partition("?")
-    query = "&".join(filter(None, (query, urlencode(parameters))))
+    bare_path, _mark, query = path.partition("?")
+    queries = [text for text in (query, urlencode(parameters)) if text]
     meta: dict[str, Any] = {
-        "PATH_INFO": unquote_to_bytes(path.encode(errors="replace")).decode("latin-1"),
-        "QUERY_STRING": query.encode(errors="replace").decode("latin-1"),
+        "PATH_INFO": unquote_to_bytes(bare_path.encode(errors="replace")).decode("latin-1"),
+        "QUERY_STRING": "&".join(queries).encode(errors="replace").decode("latin-1"),
     }
     if host is not None:
         meta["HTTP_HOST"] = host

@@ -204,15 +204,20 @@ def apply(changes: Sequence[RuleChange]) -> None:
     rules = RateLimitRule.objects
     with one_change(router.db_for_write(RateLimitRule)):
         stored = rules.in_bulk([change.name for change in changes], field_name="name")
-        rows = []
+        # Others may have changed the rules since the plan: what is stored now decides.
+        updated, created, deleted = [], [], []
         for change in changes:
-            if change.after is not None:
-                row = stored.pop(change.name, RateLimitRule())
+            if change.after is None:
+                deleted.append(change.name)
+            elif change.name in stored:
+                row = stored[change.name]
                 row.assign(change.after)
-                rows.append(row)
-        rules.bulk_update([row for row in rows if row.pk], [*COLUMNS, "options"])
-        rules.bulk_create([row for row in rows if row.pk is None])
-        rules.filter(name__in=stored).delete()
+                updated.append(row)
+            else:
+                created.append(RateLimitRule.from_spec(change.after))
+        rules.bulk_update(updated, [*COLUMNS, "options"])
+        rules.bulk_create(created)
+        rules.filter(name__in=deleted).delete()
 
 
 def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]:

@@ -197,16 +197,24 @@ class AuditedModel(models.Model):
     def save(self, *args: Any, expected: int | None = None, **kwargs: Any) -> None:
         """Save the row and record the change, in one transaction.
 
-        With `expected`, the row is saved only if that is its revision. Otherwise, raise `Conflict`.
+        Raises `Conflict` if the stored revision is not the expected one; None: any is expected.
         """
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
         with one_change(using):
             if expected is not None:
-                rows = type(self)._base_manager.using(using).filter(pk=self.pk)
-                # This also locks the row until the transaction ends.
-                if not rows.filter(revision=expected).update(revision=expected):
-                    raise Conflict(rows.first())
+                self._lock_at_revision(using, expected)
             super().save(*args, **kwargs)
+
+    def _lock_at_revision(self, using: str, expected: int) -> None:
+        """Lock the stored row until the transaction ends.
+
+        Raises `Conflict` if the stored revision differs, or the row was deleted.
+        """
+        stored = type(self)._base_manager.using(using).filter(pk=self.pk)
+        # An update that changes nothing compares the revision and locks the row in one statement.
+        is_locked = stored.filter(revision=expected).update(revision=expected)
+        if not is_locked:
+            raise Conflict(stored.first())
 
     def delete(
         self, using: str | None = None, keep_parents: bool = False

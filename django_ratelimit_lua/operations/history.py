@@ -21,6 +21,8 @@ def record_action(
 ) -> None:
     """Record an action on clients in the history, as done by the user in `acting`.
 
+    The entry has the digests of all clients, and the names of up to `MAX_NAMED`.
+
     Args:
         action: The action.
         limits: The names of the limits that it concerned.

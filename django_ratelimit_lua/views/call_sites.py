@@ -61,7 +61,7 @@ class CallSite(NamedTuple):
 
     kind: str
     place: str
-    rates: tuple[Any, ...]
+    rates: tuple[object, ...]
     key: str = ""
     limits: tuple[Limit, ...] = ()
     methods: frozenset[str] | None = None
@@ -136,7 +136,7 @@ class KnownCallSites:
         return self._by_name.get(name, ())
 
     def add_name(self, name: str) -> None:
-        """Add a name of which no call site is known yet."""
+        """Add a name of which no call site is known yet, unless there is no room for it."""
         if self._has_room_for(name):
             self._by_name.setdefault(name, ())
 
@@ -144,6 +144,7 @@ class KnownCallSites:
         """Add a call site of that name, in front of those that are known.
 
         The last added is the outermost decorator. A rule without a key takes the key of the first.
+        Beyond `MAX_ENTRIES` names or `MAX_PER_NAME` call sites of the name, nothing is added.
         """
         self.add_name(name)
         sites = self._by_name.get(name)  # None: there is no room for the name.

@@ -338,14 +338,22 @@ def default_group(view: Any) -> str:
 
 def _class_group(view: Any, cls: type) -> str:
     """Return the default group of a class-based view, with the actions of a `ViewSet`."""
-    name = cls.__qualname__
-    if name.rpartition(".")[2] != cls.__name__:
-        name = cls.__name__  # DRF names the class of an `@api_view` like its function.
-    name = f"{cls.__module__}.{name}"
+    group = f"{cls.__module__}.{_class_name(cls)}"
     actions = getattr(view, "actions", None)
-    if isinstance(actions, dict):
-        name += "." + ",".join(sorted(set(actions.values())))
-    return name
+    if not isinstance(actions, dict):
+        return group
+    names = ",".join(sorted(set(actions.values())))
+    return f"{group}.{names}"
+
+
+def _class_name(cls: type) -> str:
+    """Return the qualified name of a class; for that of an `@api_view`, the function's name.
+
+    DRF renames such a class, but not its qualified name.
+    """
+    if cls.__qualname__.rpartition(".")[2] == cls.__name__:
+        return cls.__qualname__
+    return cls.__name__
 
 
 def _innermost_function(view: Any) -> Any:

@@ -44,7 +44,10 @@ class BreakersExtension(Extension):
 
 
 def _make_gauge(states: Mapping[str, str], values: Iterable[str]) -> Gauge:
-    """Return 1 for the state of each breaker and 0 for its other states, by name and state."""
+    """Return 1 for the state of a breaker and 0 for its other states, by name and state.
+
+    Only the first `MAX_LABELS` breakers are included.
+    """
     labelled = sorted(states.items())[:MAX_LABELS]
     return {(name, value): float(value == state) for name, state in labelled for value in values}
 

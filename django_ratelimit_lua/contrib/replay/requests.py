@@ -95,7 +95,7 @@ class Requests:
                 self._moments[client].append(moment)
 
     def _add_unreadable(self, name: str, line: bytes) -> None:
-        """Count a line that is no request, unless it is empty."""
+        """Count a line that is no request, unless it is empty, and keep the first as examples."""
         if not line.strip():
             return
         self.lines += 1
@@ -232,18 +232,28 @@ def _read_object(line: bytes, key: str) -> tuple[int, bytes]:
 
 
 def _find_client(members: Mapping[str, object], key: str) -> str:
-    """Return the client of a request; `-` without a user. Raises `ValueError` without another."""
-    client = _find_value(members, NAMES[key])
+    """Return the address, the user or the path of a request; `-` if no user is signed in.
+
+    Raises `ValueError` if the request has no address or no path.
+    """
+    client = _find_path(members) if key == "path" else _find_value(members, NAMES[key])
+    if client:
+        return client
     if key == "user":
-        return client or "-"
-    if key == "path" and not client:
-        # Only the first line of the request, as nginx logs it: method, path and version.
-        client = _find_value(members, ["request"]).partition(" ")[2].partition(" ")[0]
-    if key == "path":
-        client = client.partition("?")[0]
-    if not client:
-        raise ValueError(f"no {key}")
-    return client
+        return "-"
+    raise ValueError(f"no {key}")
+
+
+def _find_path(members: Mapping[str, object]) -> str:
+    """Return the path of a request without its query, or an empty text."""
+    target = _find_value(members, NAMES["path"])
+    if not target:
+        # The first line of the request, as nginx logs it: method, path and version.
+        line = _find_value(members, ["request"])
+        _method, _space, path_and_version = line.partition(" ")
+        target, _space, _version = path_and_version.partition(" ")
+    path, _mark, _query = target.partition("?")
+    return path
 
 
 def _find_value(members: Mapping[str, object], names: Iterable[str]) -> str:

@@ -233,7 +233,10 @@ class Telemetry:
             self._has_failed = True
 
     def _record(self, results: dict[str, str], source: str, seconds: float) -> None:
-        """Record the result of each rule or call site with all instruments."""
+        """Record the result of each rule or call site with all instruments.
+
+        Beyond the first `MAX_LABELS` names, results are recorded as those of `REST`.
+        """
         if self._instruments is None:
             self._instruments = _make_instruments()
         instruments = self._instruments

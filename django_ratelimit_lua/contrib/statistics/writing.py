@@ -298,7 +298,10 @@ class Writer:
     def _update_top(
         self, name: str, clients: Mapping[bytes, ClientCount], at: int, **attributes: str
     ) -> None:
-        """Add clients to the lists of a name, see `Top.add`, and replace the stored lists."""
+        """Add clients to the lists of a name, see `Top.add`, and replace the stored lists.
+
+        Names beyond the first `MAX_SUMMARIES` have short lists.
+        """
         if name not in self._tops:
             is_large = name == SITE or len(self._tops) < MAX_SUMMARIES
             self._number += 1
