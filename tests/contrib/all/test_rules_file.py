@@ -126,10 +126,10 @@ FILE = """\
   path: /on/
   key: exact:get:q
   rate: 0/m
-  algorithm: fixed_window
   cost: 0
-  split: true
+  algorithm: fixed_window
   on_store_error: closed
+  split: true
 - name: edge
   order: 11
   rate: 100/m
