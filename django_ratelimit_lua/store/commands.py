@@ -30,9 +30,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Form(NamedTuple):
-    """A command with placeholders for the digests of identities and for the token.
+    """A command without its values, which are the digests of identities and the token.
 
     It is the same for calls that differ only in their identities.
+
+    - `template`: the command is `template % values`.
     """
 
     program: Program
@@ -111,7 +113,7 @@ def decision_command(call: Call) -> Command[Decision]:
     is_usual = call.now is None and call.hit_at is None and not call.slot
     is_usual = is_usual and len(call.charges) <= MAX_LIMITS
     limits: tuple[tuple[str, int], ...] = ()
-    digests: tuple[bytes, ...] = ()
+    digests: tuple[bytes, ...] = ()  # One for each key, in the order of `Call.state_keys`.
     for limit, digest, cost in call.charges:
         is_usual = is_usual and cost <= MAX_UNITS and limit.packed != b""
         limits += ((limit.text, cost),)
@@ -120,7 +122,10 @@ def decision_command(call: Call) -> Command[Decision]:
             digests += (digest,)
     if is_usual:
         shape = (limits, call[1:])
-        form = _forms.get(shape) or _add_form(shape, call)
+        form = _forms.get(shape)
+        if form is None and _has_distinct_key_parts(call):
+            form = _make_form(call)
+            _keep_form(shape, form)
         if form is not None:
             data = form.template % (*digests, token)
             return Command(data, read, b"", form.program, has_token=True)
@@ -130,36 +135,49 @@ def decision_command(call: Call) -> Command[Decision]:
     return Command(data, read, b"", program, has_token=True)
 
 
-def _add_form(shape: tuple[object, ...], call: Call) -> Form | None:
-    """Store and return the form of calls of a shape; None if two limits have one key part."""
-    parts = [part for limit, _, _ in call.charges for part in call.key_parts(limit)]
-    if len(set(parts)) < len(parts):
-        return None
+def _has_distinct_key_parts(call: Call) -> bool:
+    """Return whether all keys of a call differ, even if its charges have the same identity."""
+    parts = _key_parts(call)
+    return len(set(parts)) == len(parts)
+
+
+def _key_parts(call: Call) -> list[bytes]:
+    """Return the ends of the keys of a call's states, in the order of `Call.state_keys`."""
+    return [part for limit, _, _ in call.charges for part in call.key_parts(limit)]
+
+
+def _make_form(call: Call) -> Form:
+    """Return the form of a call, for all calls of its shape.
+
+    The values of its template are the digest in the key of each state, in the order of
+    `Call.state_keys`, and then the token, which is the last argument.
+    """
     program = program_for(call.algorithms)
-    keys = [_key_template(call.prefix, part) for part in parts]
-    if call.revision is not None:
-        keys.append(_escape(_encode_parts(call.fence)))
-    *args, _token = call.args()
-    words = (b"EVALSHA", program.sha, b"%d" % len(keys))
-    count = len(words) + len(keys) + len(args) + 1
-    start = b"*%d\r\n%b" % (count, _encode_parts(*words))
-    token = b"$%d\r\n%%b\r\n" % TOKEN_SIZE
-    form = Form(program, start + b"".join(keys) + _escape(_encode_parts(*args)) + token)
+    key_parts = _key_parts(call)
+    fence_keys = [] if call.revision is None else [call.fence]
+    key_count = len(key_parts) + len(fence_keys)
+    first_words = (b"EVALSHA", program.sha, b"%d" % key_count)
+    arguments = call.args(token=bytes(TOKEN_SIZE))
+    fixed_arguments = arguments[:-1]
+    word_count = len(first_words) + key_count + len(arguments)
+    header = b"*%d\r\n%b" % (word_count, _encode_parts(*first_words))
+    token_header = b"$%d\r\n" % TOKEN_SIZE
+    texts = [header]  # The texts around the values: one before the first, and one after each.
+    for part in key_parts:  # The value of each is its digest, between the braces.
+        key_size = len(call.prefix) + len(b"{}:") + DIGEST_SIZE + len(part)
+        texts[-1] += b"$%d\r\n%b{" % (key_size, call.prefix)
+        texts.append(b"}:%b\r\n" % part)
+    texts[-1] += _encode_parts(*fence_keys, *fixed_arguments) + token_header
+    texts.append(b"\r\n")  # After the token.
+    escaped_texts = [text.replace(b"%", b"%%") for text in texts]
+    return Form(program, b"%b".join(escaped_texts))
+
+
+def _keep_form(shape: tuple[object, ...], form: Form) -> None:
+    """Keep the form of calls of a shape. At `MAX_FORMS`, all others are dropped, and made again."""
     if len(_forms) >= MAX_FORMS:
         _forms.clear()
     _forms[shape] = form
-    return form
-
-
-def _key_template(prefix: bytes, part: bytes) -> bytes:
-    """Return a state's key as it is sent, with a placeholder for the digest."""
-    size = len(prefix) + DIGEST_SIZE + len(part) + len(b"{}:")
-    return b"$%d\r\n%b{%%b}:%b\r\n" % (size, _escape(prefix), _escape(part))
-
-
-def _escape(text: bytes) -> bytes:
-    """Return bytes for a template, in which a percent sign begins a placeholder."""
-    return text.replace(b"%", b"%%")
 
 
 RULES = b"rules"
