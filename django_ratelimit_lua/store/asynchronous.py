@@ -172,7 +172,7 @@ class SharedConnection:
         """Connect."""
         await self._connection.connect()
         # In an empty context: the task must not keep values of the request that needs it first.
-        self._reader = self._loop.create_task(self._read_replies(), context=Context())
+        self._reader = self._loop.create_task(self._deliver_replies(), context=Context())
         # The loop may be closed before the task ends, which asyncio would log.
         self._reader._log_destroy_pending = False  # type: ignore[attr-defined]
         self._close_if_idle()
@@ -249,8 +249,8 @@ class SharedConnection:
         if self._waiting:
             self.close(RedisTimeoutError("no reply within the deadline"))
 
-    async def _read_replies(self) -> None:
-        """Read the replies, in the order of the commands, until the connection is closed."""
+    async def _deliver_replies(self) -> None:
+        """Give each pending command its reply, in their order, until the connection is closed."""
         try:
             while True:
                 reply = await self._connection.read_reply()
@@ -434,11 +434,11 @@ class AsyncConnections:
     def exchange(self, command: Command[T], deadline: Deadline) -> Awaitable[T]:
         """Send a command and return the answer; see `LoopConnections.exchange`."""
         loop = asyncio.get_running_loop()
-        connections = self._loops.get(loop) or self._add_loop(loop)
+        connections = self._loops.get(loop) or self._connect_loop(loop)
         return connections.exchange(command, deadline)
 
-    def _add_loop(self, loop: asyncio.AbstractEventLoop) -> LoopConnections:
-        """Return new connections for an event loop, and drop those of loops that were closed."""
+    def _connect_loop(self, loop: asyncio.AbstractEventLoop) -> LoopConnections:
+        """Store and return new connections for an event loop; close those of closed loops."""
         for other in list(self._loops):
             if other.is_closed():
                 with suppress(KeyError):  # Another thread was faster.

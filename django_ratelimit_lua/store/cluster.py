@@ -84,7 +84,10 @@ class Attempt(NamedTuple):
 
 
 class Cluster:
-    """The nodes of a cluster that this process knows."""
+    """The nodes of a cluster that this process knows.
+
+    The node that has a hash slot is the master of the slot.
+    """
 
     def __init__(self, nodes: Sequence[Address]) -> None:
         self._first = tuple(nodes)
@@ -96,7 +99,7 @@ class Cluster:
 
     @property
     def masters(self) -> set[Address]:
-        """Return the nodes that have hash slots."""
+        """Return the masters of all hash slots."""
         return {address for address in self._masters if address is not None}
 
     @property
@@ -105,7 +108,7 @@ class Cluster:
         return {*self.masters, *self._others, *self._first}
 
     def master(self, slot: int) -> Address | None:
-        """Return the node that has a hash slot, or None if it is not known."""
+        """Return the master of a hash slot, or None if it is not known."""
         if not self._masters:
             return None
         return self._masters[slot]
@@ -113,16 +116,16 @@ class Cluster:
     async def exchange(
         self, slot: int, command: Command[T], deadline: Deadline, send: SendToNode
     ) -> T:
-        """Send a command to the node that has the hash slot, and return the answer.
+        """Send a command to the master of a hash slot, and return the answer.
 
         Raises the errors of redis-py and of the command. A command that may have been executed is
         not sent again. One that was redirected, or could not be sent, is. One that has to wait for
         its hash slot to move is sent again until no time is left.
         """
         is_doubtful = bool(self._failing or self._is_moved)
-        if not self._masters or (is_doubtful and self._may_read_map()):
-            await self.read_map(deadline, send)
-        attempt = Attempt(self._holder(slot))
+        if not self._masters or (is_doubtful and self._begin_reading_map()):
+            await self.refresh_map(deadline, send)
+        attempt = Attempt(self._require_master(slot))
         redirections = 0
         while redirections < MAX_REDIRECTIONS:
             address, ahead, pause = attempt
@@ -155,8 +158,8 @@ class Cluster:
         if isinstance(error, AskError):
             return self._redirect(slot, attempt.address, error)
         if _is_without_node(error):
-            holder = await self._find_other_holder(slot, attempt.address, deadline, send)
-            return None if holder is None else Attempt(holder)
+            master = await self._find_other_master(slot, attempt.address, deadline, send)
+            return None if master is None else Attempt(master)
         if not isinstance(error, ResponseError):
             self._failing.add(attempt.address)
         return None
@@ -170,24 +173,24 @@ class Cluster:
         self._is_moved = True
         return Attempt(to)
 
-    async def _find_other_holder(
+    async def _find_other_master(
         self, slot: int, address: Address, deadline: Deadline, send: SendToNode
     ) -> Address | None:
-        """Record that a node fails, and return the node that has its hash slot now.
+        """Record that a node fails, and return the master of its hash slot by a new map.
 
         None if that is still the same node, or if the map was read just now.
         """
         self._failing.add(address)
-        if not self._may_read_map():
+        if not self._begin_reading_map():
             return None
-        await self.read_map(deadline, send)
-        holder = self._holder(slot)
-        return None if holder == address else holder
+        await self.refresh_map(deadline, send)
+        master = self._require_master(slot)
+        return None if master == address else master
 
-    async def read_map(self, deadline: Deadline, send: SendToNode) -> None:
-        """Read the map of hash slots from the first node that replies.
+    async def refresh_map(self, deadline: Deadline, send: SendToNode) -> None:
+        """Read and store the map of hash slots of the first node that replies.
 
-        If no node does, the last map stays in use. Raises `RedisError` without one.
+        If no node does, the last map stays in use. Raises `RedisError` if there is none.
         """
         last_error: Exception = RedisConnectionError("no node of the cluster could be reached")
         for address, share in deadline.shares(self._candidates()):
@@ -210,8 +213,8 @@ class Cluster:
         distinct = dict.fromkeys([*nodes, *self._first])
         return sorted(distinct, key=lambda address: address in self._failing)[:5]
 
-    def _may_read_map(self) -> bool:
-        """Begin a reading of the map, unless the last one began just now. Return whether it may."""
+    def _begin_reading_map(self) -> bool:
+        """Begin a reading of the map, and return True, unless the last one began just now."""
         now = Clock.monotonic()
         if now - self._read_at < MAP_SECONDS:
             return False
@@ -234,8 +237,8 @@ class Cluster:
         self._is_moved = False
         self._failing &= self.masters
 
-    def _holder(self, slot: int) -> Address:
-        """Return the node that has a hash slot. Raises `ConnectionError` of redis-py."""
+    def _require_master(self, slot: int) -> Address:
+        """Return the master of a hash slot. Raises `ConnectionError` of redis-py if unknown."""
         address = self.master(slot)
         if address is None:
             raise RedisConnectionError(f"no node of the cluster has the hash slot {slot}")
