@@ -22,7 +22,7 @@ import io
 import json
 import unicodedata
 from enum import Enum
-from typing import Any, Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
@@ -62,9 +62,27 @@ class _Unread(Enum):
 
 
 UNREAD: Final = _Unread.UNREAD
-"""The value of a field in a body that was not read."""
+"""Stands for a body that was not read, and for the values of its fields."""
 Value = str | Literal[_Unread.UNREAD] | None
-"""The value of a field; None if the request has no such field."""
+"""The value of a field.
+
+- text: the value, which may be empty;
+- None: the request has no such field, or it is null in JSON;
+- `UNREAD`: the body was not read, or the value is a list or an object.
+"""
+
+
+class JsonDocument(NamedTuple):
+    """A JSON body that was read.
+
+    - `value`: the parsed value. None also stands for a body of another type, without fields.
+    """
+
+    value: object = None
+
+
+Body = QueryDict | JsonDocument | Literal[_Unread.UNREAD]
+"""A body: a form, a JSON document, or `UNREAD`."""
 
 
 def header_value(request: HttpRequest, name: str) -> str | None:
@@ -100,7 +118,10 @@ def form_value(request: HttpRequest, name: str) -> Value:
     >>> form_value(RequestFactory().post("/", {"name": "ada"}), "name")
     'ada'
     """
-    return _read_body_field(request, name, reads_json=False)
+    body = _load_body(request)
+    if isinstance(body, JsonDocument):
+        return None
+    return UNREAD if body is UNREAD else body.get(name)
 
 
 def json_value(request: HttpRequest, path: str) -> Value:
@@ -114,32 +135,26 @@ def json_value(request: HttpRequest, path: str) -> Value:
     >>> json_value(request, "user.name"), json_value(request, "user.id"), json_value(request, "age")
     ('ada', '7', None)
     """
-    return _read_body_field(request, path, reads_forms=False)
+    body = _load_body(request)
+    if isinstance(body, QueryDict):
+        return None
+    return UNREAD if body is UNREAD else _find_json_value(body, path)
 
 
 def data_value(request: HttpRequest, path: str) -> Value:
     """Return the value of a field of a form or a JSON object, as Django REST framework does."""
-    return _read_body_field(request, path)
+    body = _load_body(request)
+    if isinstance(body, QueryDict):
+        return body.get(path)
+    return UNREAD if body is UNREAD else _find_json_value(body, path)
 
 
-def _read_body_field(
-    request: HttpRequest, path: str, *, reads_forms: bool = True, reads_json: bool = True
-) -> Value:
-    """Return the value of a field of a form or a JSON object, if bodies of that type are read."""
-    # A form that was parsed already, for example by Django's CSRF check, is used at any size.
-    fields: object = getattr(unwrap_request(request), "_post", None) or _body_fields(request)
-    if fields is UNREAD:
-        return UNREAD
-    if isinstance(fields, QueryDict):
-        return fields.get(path) if reads_forms else None
-    if not reads_json:
-        return None
-    return _find_json_value(fields, path)
+def _find_json_value(document: JsonDocument, path: str) -> Value:
+    """Return the value at a path of a JSON document: text, or a number or truth value as JSON.
 
-
-def _find_json_value(document: object, path: str) -> Value:
-    """Return the value at a path of a JSON document: see `json_value`."""
-    value = document
+    None if it is missing or null; `UNREAD` if it is a list or an object.
+    """
+    value = document.value
     for name in path.split("."):
         if not isinstance(value, dict):
             return None
@@ -151,15 +166,20 @@ def _find_json_value(document: object, path: str) -> Value:
     return json.dumps(value)
 
 
-def _body_fields(request: HttpRequest) -> Any:
-    """Return the fields of a body, which the first call parses for all keys.
+def _load_body(request: HttpRequest) -> Body:
+    """Parse the body of a request at the first call, for all keys, and return it.
 
-    They are those of `_parse_body`; `UNREAD` if Django or a parser raises an error.
+    `UNREAD` if `_parse_body` does not read it, or if Django or a parser raises an error.
     """
+    # A form that was parsed already, for example by Django's CSRF check, is used at any size.
+    parsed: object = getattr(unwrap_request(request), "_post", None)
+    if parsed:
+        # A parser of the project for DRF may return another type.
+        return parsed if isinstance(parsed, QueryDict) else JsonDocument(parsed)
     state = request_state(request)
-    if state.fields is None:
+    if state.body is None:
         try:
-            state.fields = _parse_body(unwrap_request(request))
+            state.body = _parse_body(unwrap_request(request))
         except (
             ValueError,
             RecursionError,
@@ -168,12 +188,13 @@ def _body_fields(request: HttpRequest) -> Any:
             RawPostDataException,
             UnreadablePostError,
         ):
-            state.fields = UNREAD
-    return state.fields
+            state.body = UNREAD
+    body: Body = state.body
+    return body
 
 
-def _parse_body(request: HttpRequest) -> Any:
-    """Return a `QueryDict` for a form, the value of a JSON body, or None for another type.
+def _parse_body(request: HttpRequest) -> Body:
+    """Parse a body by its content type. One of another type has no fields.
 
     The result is `UNREAD` for another charset and for a body that is too large. Raises the errors
     of Django and of the parsers.
@@ -182,19 +203,20 @@ def _parse_body(request: HttpRequest) -> Any:
     if "*" in content_type:  # DRF parses such a body by its first parser.
         return UNREAD
     if content_type not in (URLENCODED, MULTIPART) and not content_type.endswith("json"):
-        return None
+        return JsonDocument()
     charset = codecs.lookup(request.encoding or settings.DEFAULT_CHARSET)
     if charset.name != "utf-8" or _body_size(request) > MAX_BODY_BYTES:
         return UNREAD
-    body = request.body
+    content = request.body
     if "wsgi.input" in request.META:  # Some views read the stream of the server.
-        request.META["wsgi.input"] = io.BytesIO(body)
+        request.META["wsgi.input"] = io.BytesIO(content)
     if content_type == URLENCODED:
-        return QueryDict(body, encoding="utf-8")
+        return QueryDict(content, encoding="utf-8")
     if content_type == MULTIPART:
         # Without upload handlers, files are skipped.
-        return MultiPartParser(request.META, io.BytesIO(body), [], "utf-8").parse()[0]
-    return json.loads(body or b"null")
+        form, _files = MultiPartParser(request.META, io.BytesIO(content), [], "utf-8").parse()
+        return form
+    return JsonDocument(json.loads(content or b"null"))
 
 
 def _body_size(request: HttpRequest) -> int:

@@ -44,7 +44,7 @@ class RequestState:
     - `key_values`: values of registered keys, by name, that an operator or a service has supplied;
     - `is_route_resolved`, `early_match`: whether its route was resolved before Django did, and the
       result;
-    - `fields`: the result of parsing its body;
+    - `body`: its parsed `Body`; None before a key needs it;
     - `waited`: the seconds that it waited before this process began with it (None: not known), once
       `is_wait_measured`;
     - `busy`: the limits with the option `waited` that were decided for it, by name, each with the
@@ -64,7 +64,7 @@ class RequestState:
     key_values: dict[str, object] = field(default_factory=dict)
     is_route_resolved: bool = False
     early_match: ResolverMatch | None = None
-    fields: Any = None
+    body: Any = None
     waited: float | None = None
     is_wait_measured: bool = False
     busy: dict[str, float] = field(default_factory=dict)
