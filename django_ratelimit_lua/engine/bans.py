@@ -79,9 +79,12 @@ class BanList:
         self._added: dict[bytes, ListedBan] = {}
 
     def add(self, key: bytes, listed: ListedBan) -> None:
-        """Add a ban, by its key, with the next flush."""
+        """Collect a ban, by its key, for the next flush.
+
+        If `MAX_LISTED` bans are collected, another is not: it is in force, but never listed.
+        """
         with self._lock:
-            if len(self._added) < MAX_LISTED:
+            if key in self._added or len(self._added) < MAX_LISTED:
                 self._added[key] = listed
         flusher.start()
 
@@ -174,8 +177,8 @@ def count_active_bans() -> Counter[str]:
     descriptions = read_descriptions(keys)
     for key in keys:
         name = json.loads(descriptions.get(key, b"{}")).get("name")
-        end_of_key = key.partition(b"}:")[2].removesuffix(b":ban").decode(errors="replace")
-        counts[name or end_of_key] += 1
+        _prefix_and_digest, _end, key_part = key.partition(b"}:")
+        counts[name or key_part.removesuffix(b":ban").decode(errors="replace")] += 1
     return counts
 
 
