@@ -698,6 +698,9 @@ def _is_async(function: Callable[..., object]) -> bool:
 class _HitPlanner(Planner):
     """Plans the charges of a limiter for an identity."""
 
+    _is_unsupported: bool
+    """Whether concurrency limits do not support the requested operation; set by `gather`."""
+
     def __init__(
         self,
         limiter: RateLimiter,
@@ -727,7 +730,8 @@ class _HitPlanner(Planner):
             whole_cost(cost, f"Limit {self._limiter.name!r}: cost is")
         self.gathered = self._limiter._charges(ruleset, self._identity, self._subject, cost)
         # `finish` raises the error, when the call has shown that the rules are current.
-        self.operation = "peek" if self._changes_slots() else self._requested
+        self._is_unsupported = self._changes_slots()
+        self.operation = "peek" if self._is_unsupported else self._requested
         return ()
 
     def _changes_slots(self) -> bool:
@@ -745,7 +749,7 @@ class _HitPlanner(Planner):
 
     def finish(self, decision: Decision) -> Sequence[Wait]:
         """Raise `LimitError` for an operation that concurrency limits do not support."""
-        if self.operation != self._requested:
+        if self._is_unsupported:
             problem = f"{self._requested} is not supported by concurrency limits; use slot()"
             raise LimitError(f"RateLimiter {self._limiter.name!r}: {problem}", "algorithm")
         return ()

@@ -159,14 +159,11 @@ class _SpecCompiler:
 
     def check_text(self, field: str, text: str) -> None:
         """Raise if the text of a field has characters that are invisible or cannot be stored."""
-        has_lines = field in ("description", "message")
-        if not is_storable(text) or (not has_lines and re.search(_CONTROL_CHARACTERS, text)):
+        if not is_storable(text) or _breaks_line(field, text):
             raise LimitError(
                 f"{field} is {text!r}: must be text in one line, without control characters"
             )
-        is_name = field in _NAMES
-        is_padded = text != text.strip() and (is_name or field in ("path", "key"))
-        if self.plain and (is_padded or (is_name and not text.isprintable())):
+        if self.plain and _has_invisible_parts(field, text):
             raise LimitError(
                 _("Enter the text without spaces at its ends, and without invisible characters.")
             )
@@ -387,6 +384,20 @@ def tier_name(tier: object) -> str:
     if isinstance(tier, Mapping):
         return str(tier.get("group") or "?")
     return "?"
+
+
+def _breaks_line(field: str, text: str) -> bool:
+    """Return whether a text has control characters, in a field that must be one line."""
+    if field in ("description", "message"):
+        return False
+    return re.search(_CONTROL_CHARACTERS, text) is not None
+
+
+def _has_invisible_parts(field: str, text: str) -> bool:
+    """Return whether an operator cannot see all of a text that has to match another exactly."""
+    if field in _NAMES:
+        return text != text.strip() or not text.isprintable()
+    return field in ("path", "key") and text != text.strip()
 
 
 def _is_audience(name: object) -> bool:
