@@ -182,7 +182,7 @@ def _applying_rules(
             return None
         return [Place(rules)]
 
-    planner = RequestPlanner(request, choose_places, has_blocks=True)
+    planner = RequestPlanner(request, choose_places, blocks_uncharged=True)
     decision = yield from deciding(planner, deadline)
     hold_slots(request, state, decision, planner.charges)
     if decision and decision.wait > 0:

@@ -149,7 +149,7 @@ class _Explainer:
             self.request,
             self._find_places if has_middleware else self._skip_rules,
             operation="peek",
-            has_blocks=has_middleware,
+            blocks_uncharged=has_middleware,
             on_error=self._add_error,
         )
         self._decide(planner)

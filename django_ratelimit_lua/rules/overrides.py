@@ -271,13 +271,13 @@ class Overrides:
         of_values = {key for section in sections for key in section.get("value_keys", ())}
         self._value_secrets = [secrets[key] for key in secrets if key in of_values]
 
-    def fields_for(self, rules: Collection[str], has_blocks: bool) -> Collection[str]:
+    def fields_for(self, rules: Collection[str], blocks_uncharged: bool) -> Collection[str]:
         """Return the fields to look up for a request that these rules charge.
 
-        With `has_blocks`, they include the fields by which blocks may refuse the request even if
-        nothing is charged.
+        With `blocks_uncharged`, they include the fields by which blocks may refuse the request even
+        if nothing is charged.
         """
-        may_block = has_blocks and self.is_blocking
+        may_block = blocks_uncharged and self.is_blocking
         if not self.fields or not (rules or may_block):
             return ()
         # An exemption lifts a block, also if nothing is charged.

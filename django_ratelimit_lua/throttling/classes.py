@@ -287,14 +287,14 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         timers = [throttle.timer for throttle in throttles if throttle.timer is not time.time]
         if timers:
             now = round(timers[0]() * SECOND)
-        has_blocks = any(throttle.everywhere for throttle in throttles)
+        blocks_uncharged = any(throttle.everywhere for throttle in throttles)
         return RequestPlanner(
             unwrap_request(request),
             find_places,
             operation=operation,
             now=now,
             on_error=on_error,
-            has_blocks=has_blocks,
+            blocks_uncharged=blocks_uncharged,
         )
 
     def place(self, request: Request, view: APIView, ruleset: Ruleset) -> Place:

@@ -130,7 +130,8 @@ def policy_names(limits: Iterable[str]) -> list[str]:
     for limit in limits:
         # A limit of a call site is named group:methods:key:rate. The module of the group is not
         # disclosed.
-        last_part = limit.partition(":")[0].rpartition(".")[2]
+        group, _colon, _rest = limit.partition(":")
+        _module, _dot, last_part = group.rpartition(".")
         base = "".join(letter if " " <= letter <= "~" else "_" for letter in last_part) or "limit"
         name = base
         number = 1

@@ -49,13 +49,13 @@ REFUSED = (
 
 
 def override_fields(
-    overrides: Overrides, charges: Sequence[DecidedCharge], has_blocks: bool
+    overrides: Overrides, charges: Sequence[DecidedCharge], blocks_uncharged: bool
 ) -> Collection[str]:
     """Return the fields by which overrides may match the client of these charges.
 
-    With `has_blocks`, these include the fields of blocks for all rules.
+    With `blocks_uncharged`, these include the fields of blocks for all rules.
     """
-    return overrides.fields_for([planned.name for planned in charges], has_blocks)
+    return overrides.fields_for([planned.name for planned in charges], blocks_uncharged)
 
 
 class SubjectSource(Protocol):
@@ -196,16 +196,16 @@ class AppliedOverrides(NamedTuple):
 def apply_overrides(
     charges: Sequence[DecidedCharge],
     overrides: Sequence[Override],
-    has_blocks: bool,
+    blocks_uncharged: bool,
     owner: object = None,
 ) -> AppliedOverrides:
     """Apply the overrides of a client to its charges.
 
     Overrides may change the limits of remaining charges, or block them.
 
-    With `has_blocks`, a block for all rules applies even if no charge is enforced. In that case the
-    only remaining charge is one of the limit `NOTHING`, for this `owner`. If a charge is enforced,
-    the override of that charge decides, which may have precedence over the block.
+    With `blocks_uncharged`, a block for all rules applies even if no charge is enforced. In that
+    case the only remaining charge is one of the limit `NOTHING`, for this `owner`. If a charge is
+    enforced, the override of that charge decides, which may have precedence over the block.
     """
     if not overrides:
         return AppliedOverrides(charges)
@@ -219,24 +219,25 @@ def apply_overrides(
         elif override.effect == "exempt":
             exempt.append(planned)
         else:
-            remaining.append(_apply_override(planned, override, now))
+            remaining.append(_block_or_change(planned, override, now))
     # Shadow rules refuse no request, so an override of one lifts no block.
     is_enforced = any(planned.charge.limit.mode == "enforce" for planned in charges)
-    if has_blocks and not is_enforced:
+    if blocks_uncharged and not is_enforced:
         block = find_strongest(overrides, EVERY_RULE, now)
         if block is not None and block.effect == "block":
             return AppliedOverrides([_charge_for_block(block, now, owner)])
     return AppliedOverrides(remaining, exempt)
 
 
-def _apply_override(planned: DecidedCharge, override: Override, now: int) -> DecidedCharge:
-    """Return a charge that the override blocks, or whose limit it changes."""
+def _block_or_change(planned: DecidedCharge, override: Override, now: int) -> DecidedCharge:
+    """Return the charge, which the override blocks, or whose limit it changes."""
     limit = planned.charge.limit
     if override.effect == "block":
         retry_after = override.retry_after(now)
         state = LimitState.blocked(limit.name, retry_after, limit.mode, override.block)
         return replace(planned, state=state, blocked_by=override.subject)
     charge = planned.charge._replace(limit=override.apply_to(limit))
+    # If this process has decided the charge alone, that was by the old limit. Redis decides now.
     return replace(planned, charge=charge, blocked_by=b"")
 
 

@@ -102,13 +102,14 @@ class Place:
 class Party(NamedTuple):
     """The charges of one client, and its overrides, in force or not.
 
-    - `has_blocks`: whether a block for all rules refuses the client even if nothing is charged;
+    - `blocks_uncharged`: whether a block for all rules refuses the client even if nothing is
+      charged;
     - `owner`: the decorator, middleware or throttle that receives the decision in that case.
     """
 
     charges: Sequence[DecidedCharge]
     overrides: Sequence[Override]
-    has_blocks: bool
+    blocks_uncharged: bool
     owner: object = None
 
 
@@ -164,7 +165,7 @@ class Planner:
         has_overrides = False
         self.exempt = ()
         if self.parties:
-            charges = self._apply_overrides()
+            charges = self._apply_overrides_of_parties()
             has_overrides = any(party.overrides for party in self.parties)
         charges = self.merge_charges(charges)
         counted: list[Charge] = []
@@ -183,16 +184,18 @@ class Planner:
         """Return the charges, of which a subclass merges those to one counter."""
         return charges
 
-    def _apply_overrides(self) -> Sequence[DecidedCharge]:
+    def _apply_overrides_of_parties(self) -> Sequence[DecidedCharge]:
         """Return the charges of the parties that no override exempts, and set the exempt ones."""
         charges: list[DecidedCharge] = []
         exempt: list[DecidedCharge] = []
         for party in self.parties:
-            applied = apply_overrides(party.charges, party.overrides, party.has_blocks, party.owner)
+            applied = apply_overrides(
+                party.charges, party.overrides, party.blocks_uncharged, party.owner
+            )
             charges += applied.charges
             exempt += applied.exempt
         self.exempt = exempt
-        # Units that were taken before a block can be given back.
+        # Units that were taken before a block can be given back, so Redis gets these charges.
         if self.operation == "refund" or self.ignores_blocks:
             return [replace(planned, blocked_by=b"") for planned in charges]
         return charges

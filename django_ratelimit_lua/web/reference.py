@@ -122,8 +122,8 @@ def _latest_moment(second: int) -> int:
 
 def _hash_of_limit(name: str) -> int:
     """Return the hash of the group, scope or rule in the name of a limit. It is never `_BLOCK`."""
-    place = name.partition(":")[0].encode(errors="surrogatepass")
-    return zlib.crc32(place) % (_LIMITS - 1) + 1
+    place, _colon, _rest = name.partition(":")
+    return zlib.crc32(place.encode(errors="surrogatepass")) % (_LIMITS - 1) + 1
 
 
 class RefusalLog(LogSampler):

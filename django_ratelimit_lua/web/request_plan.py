@@ -56,7 +56,7 @@ class RequestPlanner(Planner):
     - `choose`: the call sites of one place, named `group`, which rules may extend; or a function
       that returns the places by the rules in force (None: the request is exempt);
     - `now`: microseconds since 1970, for a caller with its own clock;
-    - `has_blocks`: whether a blocked client is refused even if nothing is charged;
+    - `blocks_uncharged`: whether a blocked client is refused even if nothing is charged;
     - `on_error`: receives the names of rules that cannot be applied, which are otherwise raised;
     - `call_site`: see `Planner`. A rule that was counted anywhere else is not counted again;
     - `once`: whether a limit that is `running` is not counted again. The caller adds the charges to
@@ -71,7 +71,7 @@ class RequestPlanner(Planner):
         operation: Operation = "hit",
         *,
         now: int | None = None,
-        has_blocks: bool = False,
+        blocks_uncharged: bool = False,
         on_error: OnError | None = None,
         call_site: object = None,
         once: bool = False,
@@ -85,7 +85,7 @@ class RequestPlanner(Planner):
         self.request: HttpRequest = request
         self._choose = choose
         self._group = group
-        self._has_blocks = has_blocks
+        self._blocks_uncharged = blocks_uncharged
         self._on_error = on_error
         self._unchanged_places: Sequence[Place] | None = None
         self._gathered_places: Sequence[Place] | None = None
@@ -131,7 +131,7 @@ class RequestPlanner(Planner):
             self.gathered = self._select_charges(charges)
             self._gathered_places = places
         if ruleset.overrides.fields:
-            yield from self._find_overrides(ruleset, self._has_blocks and places is not None)
+            yield from self._find_overrides(ruleset, self._blocks_uncharged and places is not None)
 
     def _is_exempt(self, is_exempt: Callable[[HttpRequest], object]) -> Waiting[bool]:
         """Return whether `RATELIMIT_EXEMPT` exempts the request.
@@ -347,9 +347,9 @@ class RequestPlanner(Planner):
                 return [planned]
         return charges
 
-    def _find_overrides(self, ruleset: Ruleset, has_blocks: bool) -> Waiting[None]:
+    def _find_overrides(self, ruleset: Ruleset, blocks_uncharged: bool) -> Waiting[None]:
         """Find the overrides of the client, and set the party if there are any."""
-        fields = override_fields(ruleset.overrides, self.gathered, has_blocks)
+        fields = override_fields(ruleset.overrides, self.gathered, blocks_uncharged)
         if not fields:
             return
         user: Callable[[], User | AnonymousUser | None] = _do_nothing
@@ -363,7 +363,7 @@ class RequestPlanner(Planner):
         subjects = RequestSubjects(self.request, user, site_keys)
         overrides = find_overrides(subjects, ruleset.overrides, fields, self.gathered)
         if overrides:
-            self.parties = [Party(self.gathered, overrides, has_blocks)]
+            self.parties = [Party(self.gathered, overrides, blocks_uncharged)]
 
 
 def _limit_key(planned: DecidedCharge) -> tuple[object, ...]:

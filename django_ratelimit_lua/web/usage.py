@@ -260,8 +260,8 @@ class _UsagePlanner(RequestPlanner):
         runs_middleware = () in self.state.running
         if runs_middleware and not is_exempt(self.request):
             rules = ruleset.matching(self.request)
-            self._has_blocks = all(rule.template is not None for rule in rules)
-            if self._has_blocks:
+            self._blocks_uncharged = all(rule.template is not None for rule in rules)
+            if self._blocks_uncharged:
                 places.append(Place(rules))
         for stack in self._stacks:
             stack_rules = ruleset.for_call_sites(stack.rules, stack.group, self.request)

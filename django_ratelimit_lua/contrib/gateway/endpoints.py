@@ -103,7 +103,7 @@ class _CheckPlanner(RequestPlanner):
     request: DescribedRequest
 
     def __init__(self, request: DescribedRequest) -> None:
-        super().__init__(request, partial(_find_places, request), has_blocks=True)
+        super().__init__(request, partial(_find_places, request), blocks_uncharged=True)
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
         """Find the charges, after the user was loaded if a rule needs the user's groups."""

@@ -254,7 +254,7 @@ def test_charges_of_several_places_are_made_in_order() -> None:
 
 def test_an_exempt_request_is_neither_charged_nor_blocked() -> None:
     """If there are no places, nothing is charged and no block is looked up."""
-    planner = RequestPlanner(asked_by(), lambda ruleset: None, has_blocks=True)
+    planner = RequestPlanner(asked_by(), lambda ruleset: None, blocks_uncharged=True)
     gather(planner, WITH_BLOCKS)
     assert (planner.gathered, planner.parties) == ([], ())
 
