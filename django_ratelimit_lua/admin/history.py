@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import secrets
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -31,6 +32,8 @@ DIGESTS = {"subject", "digests"}
 NAMING = {"client", "reason"}
 """Fields of an override that name its client."""
 MOMENTS = ("starts", "ends", "until")
+MIN_RESTORED_REVISION = 2**30
+"""The revision of a restored rule is random, and higher than any that edits reach."""
 
 
 def annotate_visibility(
@@ -175,7 +178,9 @@ def restored_rule(change: RateLimitChange) -> RateLimitRule:
     """
     row = rule_of(change)
     if row is None:
-        row = RateLimitRule(pk=change.object_id)
+        # A form of the deleted rule that is still open must not have the revision of the new row.
+        revision = MIN_RESTORED_REVISION + secrets.randbelow(MIN_RESTORED_REVISION // 2)
+        row = RateLimitRule(pk=change.object_id, revision=revision)
     row.assign(change.before or {})
     if RateLimitRule.objects.filter(name=row.name).exclude(pk=row.pk).exists():
         text = gettext_noop("Another rule has this name. Rename or delete it first.")

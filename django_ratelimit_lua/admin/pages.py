@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
+from django.contrib.admin.utils import flatten
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, transaction
 from django.db.models import Model
 from django.db.models.base import ModelBase
 from django.db.models.options import Options
+from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import SimpleTemplateResponse, TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -98,13 +100,34 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Leave out the section “Confirm”, unless a warning asks for it."""
+        """Open the folded sections that have values."""
         adminform = context["adminform"]
-        if not getattr(adminform.form, "asks", False):
-            adminform.fieldsets = [
-                section for section in adminform.fieldsets if "confirm" not in section[1]["fields"]
-            ]
+        adminform.fieldsets = list(_visible_sections(adminform.form, adminform.fieldsets))
         return super().render_change_form(request, context, *args, **kwargs)
+
+
+def _visible_sections(
+    form: ModelForm[Model], sections: Iterable[tuple[Any, dict[str, Any]]]
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the sections of a form. None is folded if it has a value, or if the form was sent.
+
+    “Confirm” is left out, unless a warning asks for it.
+    """
+    for title, section in sections:
+        names = flatten(section["fields"])
+        if names == ["confirm"] and not getattr(form, "asks", False):
+            continue
+        classes = set(section.get("classes", ()))
+        if form.is_bound or any(_has_value(form, name) for name in names):
+            classes.discard("collapse")
+        yield title, {**section, "classes": sorted(classes)}
+
+
+def _has_value(form: ModelForm[Model], name: str) -> bool:
+    """Return whether a field has a value that a new row does not have."""
+    new_row = vars(type(form.instance)())
+    value = form.initial.get(name, vars(form.instance).get(name))
+    return value not in (new_row.get(name), None, "", [])
 
 
 def audited(view: View) -> View:
