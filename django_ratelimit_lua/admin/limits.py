@@ -72,7 +72,10 @@ def list_columns() -> list[ListColumn]:
 
 
 class KeyedLimits(NamedTuple):
-    """The limits at constant rates that count by one key; empty if each call names its client."""
+    """The limits at constant rates that count by one key.
+
+    - `key`: its name; empty if each call names its client, or there are no limits.
+    """
 
     key: str
     limits: Sequence[Limit]

@@ -101,7 +101,7 @@ class LimitList(ChangeList):
     may_add = False
 
     def read_others(self, request: HttpRequest) -> None:
-        """Set `others`, and the cells of optional apps for them and for the rules."""
+        """Set `others`, and read the cells of optional apps for them and for the rules."""
         limits = self._matching_limits()
         rows: dict[str, RateLimitRule | None] = {limit.name: None for limit in limits}
         rows |= {rule.name: rule for rule in self.result_list}
