@@ -210,6 +210,12 @@ def apply_overrides(
     if not overrides:
         return AppliedOverrides(charges)
     now = now_us()
+    # Shadow rules refuse no request, so an override of one lifts no block.
+    is_enforced = any(planned.charge.limit.mode == "enforce" for planned in charges)
+    if blocks_uncharged and not is_enforced:
+        block = find_strongest(overrides, EVERY_RULE, now)
+        if block is not None and block.effect == "block":
+            return AppliedOverrides([_charge_for_block(block, now, owner)])
     remaining: list[DecidedCharge] = []
     exempt: list[DecidedCharge] = []
     for planned in charges:
@@ -220,12 +226,6 @@ def apply_overrides(
             exempt.append(planned)
         else:
             remaining.append(_block_or_change(planned, override, now))
-    # Shadow rules refuse no request, so an override of one lifts no block.
-    is_enforced = any(planned.charge.limit.mode == "enforce" for planned in charges)
-    if blocks_uncharged and not is_enforced:
-        block = find_strongest(overrides, EVERY_RULE, now)
-        if block is not None and block.effect == "block":
-            return AppliedOverrides([_charge_for_block(block, now, owner)])
     return AppliedOverrides(remaining, exempt)
 
 
