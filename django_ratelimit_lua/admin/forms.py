@@ -198,7 +198,7 @@ class AskingForm(RevisionForm):
 def form_values(rule: RateLimitRule) -> Values:
     """Return the values of the form's fields for a rule.
 
-    `path` has the paths and the route, one per line. An option that is not set is None.
+    `path` has the paths and the route, one per line. An option that was not set is None.
     """
     values: Values = dict.fromkeys(option_table())
     values.update(stored_options(rule))

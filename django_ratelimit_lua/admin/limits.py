@@ -81,7 +81,7 @@ class KeyedLimits(NamedTuple):
     limits: Sequence[Limit]
 
     def shared_states(self) -> Sequence[LimitState]:
-        """Return the states of the count that several clients share; empty if there is none.
+        """Return the states of the count that several clients share, if there is one.
 
         With the key `all`, all clients share it. If the key is a field, requests without the field
         share it, and only limits that these have used are returned.

@@ -204,7 +204,7 @@ def apply(changes: Sequence[RuleChange]) -> None:
     rules = RateLimitRule.objects
     with one_change(router.db_for_write(RateLimitRule)):
         stored = rules.in_bulk([change.name for change in changes], field_name="name")
-        # Others may have changed the rules since the plan: what is stored now decides.
+        # Others may have changed the rules since the plan: the stored rows decide.
         updated, created, deleted = [], [], []
         for change in changes:
             if change.after is None:
