@@ -11,6 +11,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
+from django.db import router, transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -116,9 +117,10 @@ class OverrideAdmin(ActingAdmin):
         """End overrides in one change, with an entry for each in Django's log."""
         overrides = RateLimitOverride.objects.filter(pk__in=queryset.values("pk")).lasting()
         ending = list(overrides.select_related("user"))
-        overrides.update(ends=timezone.now())
-        # One statement for Django's log, too: one for each row would outlast the request.
-        LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
+        with transaction.atomic(router.db_for_write(RateLimitOverride)):
+            overrides.update(ends=timezone.now())
+            # One statement for Django's log, too: one for each row would outlast the request.
+            LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
         messages.success(
             request,
             ngettext(
