@@ -306,7 +306,7 @@ def check_views(**kwargs: object) -> Iterator[CheckMessage]:
             if runs_without_body and any(rule.counts_missing_bodies for rule in stack.rules):
                 without_body.append(name)
     for name in dict.fromkeys(lumping):
-        yield _warn_lumping(name, "or login_required")
+        yield _warn_lumping(name, "or login_required above it")
     for name in dict.fromkeys(by_session):
         yield from _warn_without_sessions(name)
     yield from map(_warn_without_method, dict.fromkeys(without_body))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.utils import translation
 from django.utils.translation import gettext
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.support.demo import (
@@ -71,11 +72,13 @@ def unfold(browser: Any) -> None:
 
 def previewed(browser: Any) -> str:
     """Return the sentence about the plot when it has appeared."""
-    return str(
-        WebDriverWait(browser, 20)
-        .until(lambda page: page.find_elements("id", "ratelimit-plot-words"))[0]
-        .text
-    )
+
+    def words(page: Any) -> str:
+        return str(page.find_element("id", "ratelimit-plot-words").text)
+
+    # The script replaces the plot while it is read.
+    missing = [NoSuchElementException, StaleElementReferenceException]
+    return WebDriverWait(browser, 20, ignored_exceptions=missing).until(words)
 
 
 def test_the_rule_form_shows_the_fields_of_the_algorithm(browser: Any, demo: str) -> None:

@@ -52,6 +52,7 @@ def hanging(server: Server, operator: Client) -> Server:
     return server
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("page", [*ASKING, *OTHERS])
 def test_a_page_takes_a_second_at_most(page: str, operator: Client, hanging: Server) -> None:
     """All calls of a page share one deadline. The page says once that Redis does not answer."""
