@@ -6,7 +6,7 @@ document.addEventListener("DOMContentLoaded", () => {
   if (!field("algorithm") || !conditions) return;
   const {options, algorithm} = JSON.parse(conditions.textContent);
 
-  // The same as `hidden_options` in admin/choices.py.
+  // The same as `hidden_options` in admin/forms.py.
   const has = (name) => {
     const input = field(name);
     return input ? (input.type === "checkbox" ? input.checked : input.value.trim() !== "") : false;
